@@ -1,0 +1,1 @@
+"""Ways to start a kernel; `base` says what each offers."""

@@ -1,0 +1,136 @@
+"""`Kernel`: run cells in one kernel process, whatever it is and wherever it runs.
+
+A kernel is opened by a backend (`backends.base.Backend.open`) as an async context manager: leaving it
+ends the process and everything it started, and removes its directory. One cell runs at a time; who
+queues is the caller's business. All methods may be cancelled, and a cancelled one leaves the kernel
+usable unless it says otherwise.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Literal
+
+import trio
+
+from replsvc_kernels.messages import Exit, Limits, Output, Reply, SetupCode, SetupReport, Stream
+
+
+class KernelError(Exception):
+    """Base of what a kernel raises."""
+
+
+class KernelDied(KernelError):  # noqa: N818 - it says what happened
+    """The kernel's process ended. `exit` says how, `printed` is the last it wrote outside cells."""
+
+    def __init__(self, exit: Exit, printed: bytes = b"") -> None:  # noqa: A002
+        super().__init__(f"kernel ended: {exit}")
+        self.exit, self.printed = exit, printed
+
+
+class ProtocolViolation(KernelError):  # noqa: N818
+    """The kernel said something that is not in the protocol or over a bound; it has been killed."""
+
+
+class LaunchError(KernelError):
+    """The kernel could not be started: a missing interpreter, kernelspec, or permission."""
+
+
+class LaunchTimeout(KernelError):  # noqa: N818
+    """The kernel was not ready in time; its process and directory are gone again."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelInfo:
+    """What a kernel is: language, its version, whether our guest runs in it, how it is isolated."""
+
+    language: str
+    version: str
+    has_guest: bool
+    isolation: Literal["none", "external"] = "none"
+    pid: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchSpec:
+    """What to launch. Directories exist already and are the caller's to remove.
+
+    - `workspace`: the kernel's cwd, HOME and TMPDIR parent.
+    - `python`: interpreter for the guest; ignored by kernelspec backends.
+    - `env`: every environment variable that the caller declares; nothing else is inherited.
+    - `startup_timeout_s`: from launch to ready, else `LaunchTimeout`.
+    - `close_grace_s`: what a polite shutdown gets before the tree is killed.
+    """
+
+    workspace: str
+    python: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+    startup_timeout_s: float = 60.0
+    close_grace_s: float = 1.0
+    limits: Limits = Limits()
+
+
+class Cell(ABC):
+    """One running cell: iterate to get its outputs; afterwards `reply` is set.
+
+    Iteration ends after the reply *and* the kernel's idle, with everything the cell's processes wrote
+    before it. It raises `KernelDied` (after the last output) when the process ends first, and
+    `ProtocolViolation` when the kernel lies. Not reading is back-pressure: the cell's writers block.
+    """
+
+    reply: Reply | None = None
+
+    @abstractmethod
+    def __aiter__(self) -> AsyncIterator[Output]: ...
+
+
+class Kernel(ABC):
+    """See the module. Implementations: the wire kernel of every backend, and `testing.FakeKernel`."""
+
+    info: KernelInfo
+
+    @abstractmethod
+    def execute(
+        self, code: str, *, cell: str, env: Mapping[str, str] | None = None
+    ) -> AbstractAsyncContextManager[Cell]:
+        """Run `code` as one cell called `cell` (an id unique in this kernel's life).
+
+        `env` is set for this cell alone, then restored exactly. Leaving the context before the end
+        stops listening, not the code: `interrupt` or `kill` do that.
+        """
+
+    @abstractmethod
+    async def setup(self, code: SetupCode) -> SetupReport:
+        """Run one extension's setup code outside history; its failure is in the report.
+
+        Raises `KernelDied` when the code ends the process, `KernelError` for a kernel without guest.
+        """
+
+    @abstractmethod
+    async def interrupt(self) -> bool:
+        """Interrupt the running cell and the processes it started; whether it could be delivered."""
+
+    @abstractmethod
+    async def terminate(self) -> None:
+        """Ask the kernel's process group to end (SIGTERM)."""
+
+    @abstractmethod
+    async def kill(self) -> None:
+        """End the kernel and every process it started, now; returns when none is left."""
+
+    @property
+    @abstractmethod
+    def exit(self) -> Exit | None:
+        """How the kernel's process ended, None while it lives."""
+
+    @abstractmethod
+    async def wait_exited(self) -> Exit:
+        """Wait until the kernel's process has ended."""
+
+    @property
+    @abstractmethod
+    def background(self) -> trio.MemoryReceiveChannel[Stream]:
+        """What processes of cells that have ended still write; bounded, unread is back-pressure."""

@@ -1,0 +1,140 @@
+"""What a kernel may say, as typed, bounded, frozen values.
+
+Everything here was checked by `_channels` before it was built: strings are strings, sizes are under
+`Limits`, metadata is plain JSON. Nothing in a value is a path, an object or code of ours.
+Terms are Jupyter's (https://jupyter-client.readthedocs.io/en/stable/messaging.html).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+StreamName = Literal["stdout", "stderr"]
+Mimebundle = Mapping[str, Any]
+"""Media type to data: text as `str`, JSON types as JSON values, binary types base64 in a `str`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Bytes that a cell's process tree wrote, in the order in which the kernel's host saw them.
+
+    `cell` is the id that `Kernel.execute` was given; `background` is true for bytes that came after
+    that cell's reply.
+    """
+
+    name: StreamName
+    data: bytes
+    cell: str = ""
+    background: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DisplayData:
+    """Rich output (`display_data`), or with `update=True` a replacement (`update_display_data`)."""
+
+    data: Mimebundle
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    display_id: str | None = None
+    update: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ExecuteResult:
+    """The value of a cell's last expression (`execute_result`)."""
+
+    data: Mimebundle
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    execution_count: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClearOutput:
+    """`clear_output`: what was shown so far is replaced by the next output when `wait`."""
+
+    wait: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An exception that user code raised, as the kernel reports it: names and traceback lines."""
+
+    ename: str
+    evalue: str
+    traceback: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A cell's end. `cpu_s` and `max_rss_bytes` are the kernel's own word, for information only."""
+
+    status: Literal["ok", "error", "aborted"]
+    execution_count: int | None = None
+    failure: Failure | None = None
+    cpu_s: float | None = None
+    max_rss_bytes: int | None = None
+
+
+Output = Stream | DisplayData | ExecuteResult | ClearOutput
+"""What a cell yields before its `Reply`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How a kernel's process ended: `code` on a plain exit, `signal` when a signal ended it."""
+
+    code: int | None = None
+    signal: int | None = None
+
+    def __str__(self) -> str:
+        """Say it as a sentence's end: `exit code 3`, `signal 9 (SIGKILL)`."""
+        if self.signal is None:
+            return "exit code unknown" if self.code is None else f"exit code {self.code}"
+        import signal
+
+        try:
+            name = signal.Signals(self.signal).name
+        except ValueError:
+            return f"signal {self.signal}"
+        return f"signal {self.signal} ({name})"
+
+
+@dataclass(frozen=True, slots=True)
+class SetupCode:
+    """One extension's setup code, as data: the kernel compiles it with its own Python.
+
+    - `name`: the extension's; it names the module that the code runs in.
+    - `source`: Python source; `body_of` names the function in it whose body is the code, or is None
+      when the whole source is the code.
+    - `file`, `first_line`: where `source` stands in a real file, for tracebacks and breakpoints.
+    - `values`: parameter name to Python literal (as `repr` writes it), bound before the code runs.
+    """
+
+    name: str
+    source: str
+    file: str
+    first_line: int = 1
+    body_of: str | None = None
+    values: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SetupReport:
+    """What one `SetupCode` did: the public names it added, what it printed, or how it failed."""
+
+    name: str
+    names: tuple[str, ...] = ()
+    output: bytes = b""
+    duration_s: float = 0.0
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds on what is accepted from a kernel, in bytes and counts; past one it is `protocol`."""
+
+    max_message_bytes: int = 64 * 1024 * 1024
+    max_json_depth: int = 64
+    max_traceback_lines: int = 1_000
+    max_streams: int = 64

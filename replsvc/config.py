@@ -1,0 +1,119 @@
+"""Frozen settings: every limit and default in one place.
+
+The table in docs/operations.md is generated from here (a test holds them together), and the tool's
+description states the same values. `None` lifts a limit, where the operator allows it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+MiB = 1024 * 1024
+Isolation = Literal["required", "best", "none"]
+
+
+class Section(BaseModel):
+    """Base of settings: frozen, unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Limits(Section):
+    """What one session may use. A request may lower each, and raise it up to the operator's value."""
+
+    timeout_s: float | None = Field(
+        default=120.0, gt=0, description="one call, from the moment its cell starts"
+    )
+    interrupt_grace_s: float = Field(
+        default=2.0, ge=0, description="each step of the ladder: interrupt, terminate, kill"
+    )
+    setup_timeout_s: float | None = Field(
+        default=30.0, gt=0, description="each extension's setup code"
+    )
+    startup_timeout_s: float = Field(
+        default=60.0, gt=0, description="a kernel, from launch to ready"
+    )
+    idle_timeout_s: float | None = Field(
+        default=3600.0, gt=0, description="a session without a call, until it is stopped"
+    )
+    disconnect_grace_s: float = Field(
+        default=10.0, ge=0, description="a call that nobody follows, until it is interrupted"
+    )
+    queue_limit: int = Field(default=32, ge=0, description="calls that may wait for the kernel")
+    max_code_bytes: int = Field(default=1 * MiB, gt=0, description="code of one cell, as UTF-8")
+    max_output_bytes: int = Field(
+        default=50_000, ge=1_000, description="model view of one call's output"
+    )
+    max_output_lines: int = Field(
+        default=2_000, ge=10, description="model view of one call's output"
+    )
+    max_log_bytes: int = Field(default=64 * MiB, gt=0, description="log of one call's output")
+
+
+class Environment(Section):
+    """A Python that sessions run in: any interpreter whose environment has ipykernel.
+
+    `python` None is the interpreter that runs us. `preload` is read by the fork server. `env` is all
+    that the kernel sees of environment variables, besides what a kernel needs to run at all.
+    """
+
+    python: Path | None = None
+    preload: tuple[str, ...] = ()
+    env: dict[str, str] = Field(default_factory=dict)
+
+
+class Service(Section):
+    """Where the HTTP service listens, and who may talk to it."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8747, ge=0, le=65535)
+    keys: tuple[str, ...] = Field(
+        default=(), description="bearer keys; without any, a one-time key is made on a loopback bind"
+    )
+    allowed_hosts: tuple[str, ...] = Field(
+        default=(), description="Host names served besides loopback's and the bind address"
+    )
+    allowed_origins: tuple[str, ...] = Field(
+        default=(), description="web origins served besides our own"
+    )
+    stop_deadline_s: float = Field(default=10.0, gt=0, description="SIGTERM to exit")
+    max_body_bytes: int = Field(default=16 * MiB, gt=0, description="one request's body")
+
+
+class Config(Section):
+    """The whole of the settings. `data` None keeps the log in a private directory until the end.
+
+    `extensions` are references (`module:object`, a path to a `.py` file, `REF=JSON` with opts); they
+    are what a session asked for over HTTP may name.
+    """
+
+    data: Path | None = None
+    isolation: Isolation = "best"
+    durability: Literal["process", "power"] = Field(
+        default="process", description="what an acknowledged event survives: any crash, or power loss"
+    )
+    max_sessions: int = Field(default=1_000, gt=0, description="open sessions")
+    extensions: tuple[str, ...] = ()
+    environments: dict[str, Environment] = Field(default_factory=dict)
+    limits: Limits = Limits()
+    service: Service = Service()
+
+    def environment(self, name: str | None) -> Environment:
+        """The environment called `name`; None and "default" are the default one.
+
+        Raises `KeyError` for a name that is not configured.
+        """
+        if name is None or name == "default":
+            return self.environments.get("default", Environment())
+        return self.environments[name]
+
+
+def defaults_table() -> list[tuple[str, str, Any]]:
+    """Rows of the defaults table: setting, what it bounds, default."""
+    return [
+        (name, field.description or "", field.default)
+        for name, field in Limits.model_fields.items()
+    ]

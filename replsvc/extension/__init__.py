@@ -1,0 +1,1 @@
+"""Extensions: what an author writes, and how it becomes one resolved model."""

@@ -1,0 +1,1 @@
+"""How requests get in: bytes to values and back; no decisions."""
