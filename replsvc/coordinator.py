@@ -1,0 +1,384 @@
+"""The coordinator: sessions by id, opened, found, culled, stopped.
+
+It owns the event log and one nursery in which each session is a task; it is the only place that catches
+a session's crash, so that no session can take another along.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import structlog
+import trio
+from pydantic import ValidationError
+
+from replsvc import workspace
+from replsvc.backends import backend_of, environment_of, interpreter, isolation_of
+from replsvc.calls import utc_now
+from replsvc.config import Config, Limits
+from replsvc.errors import (
+    BackendUnavailableError,
+    ConflictError,
+    InvalidInputError,
+    QuotaExceededError,
+    ReplsvcError,
+    ServiceStoppingError,
+    SessionClosedError,
+    SessionNotFoundError,
+    StorageError,
+)
+from replsvc.extension.describe import BaseFacts
+from replsvc.extension.references import Available, select
+from replsvc.extension.resolve import resolve
+from replsvc.kernel_slot import KernelPlan, setup_of
+from replsvc.probe import EnvironmentFacts, probe
+from replsvc.session import Session, SessionParts
+from replsvc.session_values import Mount, SessionRequest, lower_limits
+from replsvc.store.log import EventLog
+from replsvc.store.records import SessionRecord
+from replsvc_kernels.kernel import LaunchSpec
+
+log = structlog.get_logger("replsvc")
+
+TENANT = "default"
+
+
+def _fingerprint(request: SessionRequest, extensions: Sequence[object] | None) -> str:
+    body = request.model_dump(mode="json")
+    body["in_process"] = None if extensions is None else [repr(item) for item in extensions]
+    return json.dumps(body, sort_keys=True)
+
+
+class _Opening:
+    """One session being opened; whoever asks for the same id meanwhile waits for the same outcome."""
+
+    def __init__(self, mark: str) -> None:
+        self.mark = mark
+        self.done = trio.Event()
+        self.session: Session | None = None
+        self.error: ReplsvcError | None = None
+
+
+class Coordinator:
+    """Use as an async context manager; leaving it ends every session.
+
+        async with Coordinator(Config(isolation="none")) as c, c.session() as s:
+            call = await s.run("1 + 1")
+
+    Raises `StorageError` when the data directory can't be used, `ExtensionError` for configured
+    extensions that can't be loaded.
+    """
+
+    def __init__(self, config: Config | None = None) -> None:
+        self.config = config or Config()
+        self.available = Available(())
+        self._sessions: dict[str, Session] = {}
+        self._opening: dict[str, _Opening] = {}
+        self._marks: dict[str, str] = {}
+        self._facts: dict[str, EnvironmentFacts] = {}
+        self._probing = trio.Lock()
+        self._stopping = False
+        self._scope: Any = None
+
+    async def __aenter__(self) -> Coordinator:
+        self._scope = self._open()
+        await self._scope.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool | None:
+        result: bool | None = await self._scope.__aexit__(kind, value, traceback)
+        return result
+
+    @asynccontextmanager
+    async def _open(self) -> AsyncIterator[None]:
+        from replsvc_kernels._background import background_nursery
+
+        self.available = Available(self.config.extensions)
+        self._temporary = Path(tempfile.mkdtemp(prefix="replsvc-run-"))
+        root = self.config.data
+        self._workspaces = (root or self._temporary) / "workspaces"
+        try:
+            async with EventLog.open(root, durability=self.config.durability) as self.log:
+                await self._end_what_an_earlier_run_left()
+                async with background_nursery() as self._nursery:
+                    try:
+                        yield
+                    finally:
+                        with trio.CancelScope(shield=True):
+                            await self.stop()
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(lambda: shutil.rmtree(self._temporary, True))
+
+    async def _end_what_an_earlier_run_left(self) -> None:
+        """Sessions of a coordinator that was killed have no kernel any more: say so."""
+        for record in await self.log.sessions(states=("starting", "idle", "busy")):
+            await self.log.update_session(record.id, state="stopped")
+            left = self._workspaces / record.id
+            await trio.to_thread.run_sync(lambda path=left: shutil.rmtree(path, True))
+
+    async def stop(self) -> None:
+        """End every session and refuse new ones; returns when nothing is left."""
+        self._stopping = True
+        async with trio.open_nursery() as nursery:
+            for session_id in list(self._sessions):
+                nursery.start_soon(self._close, session_id)
+
+    # Opening
+
+    @asynccontextmanager
+    async def session(
+        self,
+        *,
+        extensions: Sequence[object] = (),
+        mounts: Sequence[Mount] = (),
+        **fields: Any,
+    ) -> AsyncIterator[Session]:
+        """A session for the body, closed at its end. `fields` are those of `SessionRequest`.
+
+        `extensions` are `Extension`s, modules, or `(module, opts)`. Raises as `open`.
+        """
+        try:
+            request = SessionRequest(**fields)
+        except ValidationError as error:
+            raise InvalidInputError(f"session: {_first_problem(error)}") from error
+        session = await self.open(request, extensions=extensions, mounts=mounts)
+        try:
+            yield session
+        finally:
+            with trio.CancelScope(shield=True):
+                await self._close(session.id)
+
+    async def open(
+        self,
+        request: SessionRequest,
+        *,
+        extensions: Sequence[object] | None = None,
+        mounts: Sequence[Mount] = (),
+    ) -> Session:
+        """Open a session and wait until its kernel is ready and set up.
+
+        With an id it is idempotent: the same request gives the same session, also while it is being
+        opened. Raises `ConflictError` for another request with that id, `ExtensionError`,
+        `ExtensionSetupError`, `BackendUnavailableError`, `StartupTimeoutError`, `QuotaExceededError`,
+        `StorageError`; then nothing is left behind.
+        """
+        if self._stopping:
+            raise ServiceStoppingError("the service is stopping.", hint="Try another, or later.")
+        session_id = request.id or f"s_{secrets.token_urlsafe(16)}"
+        mark = _fingerprint(request, extensions)
+        if (known := self._sessions.get(session_id)) is not None:
+            return self._same(session_id, mark, self._marks[session_id], known)
+        if (opening := self._opening.get(session_id)) is not None:
+            self._same(session_id, mark, opening.mark, None)
+            await opening.done.wait()
+            if opening.session is None:
+                raise opening.error or SessionClosedError("opening was cancelled; try again.")
+            return opening.session
+        if len(self._sessions) + len(self._opening) >= self.config.max_sessions:
+            raise QuotaExceededError(
+                f"{self.config.max_sessions} sessions are open, the most this service allows.",
+                hint="Close one, or wait until one is idle for long enough.",
+            )
+        opening = self._opening[session_id] = _Opening(mark)
+        try:
+            parts = await self._parts(session_id, request, extensions, tuple(mounts))
+            opening.session = await self._start(parts, mark)
+            return opening.session
+        except ReplsvcError as error:
+            opening.error = error
+            raise
+        finally:
+            del self._opening[session_id]
+            opening.done.set()
+
+    def _same(self, session_id: str, mark: str, theirs: str, session: Session | None) -> Any:
+        if mark != theirs:
+            raise ConflictError(
+                f"session {session_id} exists with other settings.",
+                hint="Use another id, or send the same body.",
+            )
+        return session
+
+    async def _parts(
+        self,
+        session_id: str,
+        request: SessionRequest,
+        extensions: Sequence[object] | None,
+        mounts: tuple[Mount, ...],
+    ) -> SessionParts:
+        """Check and resolve everything that can be, before anything changes."""
+        if await self.log.session(session_id) is not None:
+            raise ConflictError(
+                f"session {session_id} existed and was closed.", hint="Use another id."
+            )
+        isolation = isolation_of(self.config, request)
+        environment = environment_of(self.config, request)
+        python = interpreter(environment)
+        try:
+            limits = lower_limits(self.config.limits, request.limits)
+        except ValidationError as error:
+            raise InvalidInputError(f"limits: {_first_problem(error)}") from error
+        except ValueError as error:
+            raise InvalidInputError(f"limits: {error}") from error
+        listed = list(extensions if extensions is not None else ())
+        if request.extensions is not None:
+            listed += select(self.available, request.extensions)
+        elif extensions is None:
+            listed += self.available.defaults()
+        resolved = resolve(listed)
+        setup = setup_of(resolved)
+        if request.kernel is not None and setup:
+            raise BackendUnavailableError(
+                f"kernel {request.kernel!r} is not ours: setup code of "
+                f"{', '.join(code.name for code in setup)} can't run in it.",
+                hint="Leave the extensions out, or use the default kernel.",
+            )
+        directory = self._workspaces / session_id
+        spec = LaunchSpec(
+            workspace=str(directory),
+            python=python,
+            env={**environment.env, **request.env},
+            startup_timeout_s=limits.startup_timeout_s,
+        )
+        plan = KernelPlan(
+            backend_of(request, None), spec, setup, limits.setup_timeout_s
+        )
+
+        async def facts() -> BaseFacts:
+            return await self._describe(python, request, limits)
+
+        return SessionParts(
+            session_id, request, TENANT, limits, isolation, resolved, plan, directory, mounts,
+            self.log, facts,
+        )  # fmt: skip
+
+    async def _start(self, parts: SessionParts, mark: str) -> Session:
+        await trio.to_thread.run_sync(workspace.make, parts.workspace, parts.request, parts.mounts)
+        session = Session(parts)
+        record = SessionRecord(
+            id=parts.id,
+            tenant=parts.tenant,
+            state="starting",
+            spec=parts.request.model_dump(mode="json"),
+            created_at=session.created_at,
+            updated_at=session.created_at,
+        )
+        try:
+            await self.log.create_session(record)
+            await self._nursery.start(self._keep, session)
+            await self.log.update_session(parts.id, state="idle", updated_at=utc_now())
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                await self._forget(session, delete=True)
+            raise
+        self._sessions[parts.id], self._marks[parts.id] = session, mark
+        return session
+
+    async def _keep(
+        self, session: Session, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Run a session; its crash ends it, and is told here and to whoever waits on it."""
+        started = False
+
+        class Status:
+            def started(self, value: None = None) -> None:
+                nonlocal started
+                started = True
+                task_status.started(value)
+
+        with trio.CancelScope() as session.scope:
+            try:
+                await session.live(task_status=Status())
+            except ReplsvcError:
+                if not started:
+                    raise
+                log.exception("session ended", session=session.id)
+            except Exception:
+                log.exception("session crashed", session=session.id)
+                if not started:
+                    raise
+
+    async def _describe(
+        self, python: str, request: SessionRequest, limits: Limits
+    ) -> BaseFacts:
+        facts = EnvironmentFacts("", ())
+        if request.kernel is None:
+            async with self._probing:
+                if python not in self._facts:
+                    self._facts[python] = await probe(python)
+                facts = self._facts[python]
+        return BaseFacts(
+            language="Python" if request.kernel is None else request.kernel,
+            version=facts.version,
+            lifetime=request.lifetime,
+            timeout_s=limits.timeout_s,
+            max_output_bytes=limits.max_output_bytes,
+            max_output_lines=limits.max_output_lines,
+            network=True,
+            isolation="none",
+            packages=facts.packages,
+        )
+
+    # Finding and closing
+
+    def get(self, session_id: str) -> Session:
+        """The open session with this id; raises `SessionNotFoundError`."""
+        try:
+            return self._sessions[session_id]
+        except KeyError:
+            raise SessionNotFoundError(
+                f"there is no session {session_id}.", hint="Open one with POST /v1/sessions."
+            ) from None
+
+    def list(self) -> tuple[Session, ...]:
+        """The open sessions, oldest first."""
+        return tuple(self._sessions.values())
+
+    async def close(self, session_id: str) -> None:
+        """End a session: its calls get results, its processes, sockets and files go.
+
+        Returns when nothing is left but its log. Raises `SessionNotFoundError`.
+        """
+        self.get(session_id)
+        await self._close(session_id)
+
+    async def _close(self, session_id: str) -> None:
+        session = self._sessions.pop(session_id, None)
+        if session is None:
+            return
+        self._marks.pop(session_id, None)
+        with trio.CancelScope(shield=True):
+            await session.stop_work()
+            session.scope.cancel()
+            await session.closed.wait()
+            await self._forget(session, delete=False)
+
+    async def _forget(self, session: Session, *, delete: bool) -> None:
+        await session.remove_workspace()
+        try:
+            if delete:
+                await self.log.delete_session(session.id)
+            else:
+                await self.log.update_session(session.id, state="closed", updated_at=utc_now())
+        except StorageError as error:
+            log.warning("session's end could not be recorded", session=session.id, error=str(error))
+        self.log.forget(session.id)
+
+
+def _first_problem(error: ValidationError) -> str:
+    problem = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"

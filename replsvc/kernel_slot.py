@@ -1,0 +1,227 @@
+"""A session's kernel over time: started, set up, handed out, replaced when it ends.
+
+`KernelSlot.run` is one task that owns the kernel's context, so that a kernel's lifetime is a lexical
+scope even though sessions outlive kernels. Everybody else asks for what they need through events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import trio
+
+from replsvc.calls import Cause
+from replsvc.errors import (
+    BackendUnavailableError,
+    ExtensionSetupError,
+    ReplsvcError,
+    SessionClosedError,
+    StartupFailedError,
+    StartupTimeoutError,
+)
+from replsvc_kernels.backends.base import Backend
+from replsvc_kernels.kernel import (
+    Kernel,
+    KernelDied,
+    LaunchError,
+    LaunchSpec,
+    LaunchTimeout,
+    ProtocolViolation,
+)
+from replsvc_kernels.messages import Exit, SetupCode, SetupReport
+
+
+@dataclass(frozen=True, slots=True)
+class KernelPlan:
+    """All that starting a kernel takes; the same for every kernel of a session."""
+
+    backend: Backend
+    spec: LaunchSpec
+    setup: tuple[SetupCode, ...] = ()
+    setup_timeout_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A kernel that is ready, and what its setup code did."""
+
+    kernel: Kernel
+    generation: int
+    reports: tuple[SetupReport, ...]
+
+
+def exit_cause(died: Exit) -> Cause:
+    """The cause of a call whose kernel ended by itself or by a signal."""
+    if died.signal is not None:
+        return Cause(kind="signal", message=f"the kernel was ended by {died}", signal=died.signal)
+    return Cause(kind="exit", message=f"the kernel ended with {died}", exit_code=died.code)
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "backslashreplace")
+
+
+async def set_up(kernel: Kernel, plan: KernelPlan) -> tuple[SetupReport, ...]:
+    """Run each extension's setup code, in order; raises `ExtensionSetupError` for the first failure.
+
+    Code that exits, kills its kernel or exceeds its own deadline is that extension's failure too.
+    """
+    reports: list[SetupReport] = []
+    for code in plan.setup:
+        try:
+            with trio.fail_after(
+                plan.setup_timeout_s if plan.setup_timeout_s is not None else float("inf")
+            ):
+                report = await kernel.setup(code)
+        except trio.TooSlowError:
+            raise ExtensionSetupError(
+                f"extension {code.name!r}: its setup code did not end within "
+                f"{plan.setup_timeout_s:g} s",
+                extension=code.name,
+                hint="Make it faster, or raise setup_timeout_s.",
+            ) from None
+        except KernelDied as died:
+            raise ExtensionSetupError(
+                f"extension {code.name!r}: its setup code ended the kernel ({died.exit})",
+                extension=code.name,
+                output=_text(died.printed),
+                hint="Setup code must not exit or kill its process.",
+            ) from None
+        if report.failure is not None:
+            failure = report.failure
+            raise ExtensionSetupError(
+                f"extension {code.name!r}: its setup code raised "
+                f"{failure.ename}: {failure.evalue}".rstrip(": "),
+                extension=code.name,
+                traceback="\n".join(failure.traceback),
+                output=_text(report.output),
+            )
+        reports.append(report)
+    return tuple(reports)
+
+
+class KernelSlot:
+    """See the module. `on_change(started, cause)` is told of every start and every unplanned end."""
+
+    def __init__(
+        self,
+        plan: KernelPlan,
+        *,
+        on_started: Callable[[Started], None],
+        on_died: Callable[[Started, Exit], None],
+    ) -> None:
+        self._plan = plan
+        self._on_started, self._on_died = on_started, on_died
+        self.generation = 0
+        self._current: Started | None = None
+        self._failure: ReplsvcError | None = None
+        self._wanted = trio.Event()
+        self._settled = trio.Event()
+        self._leave = trio.Event()
+        self._left = trio.Event()
+        self._stopped = False
+
+    @property
+    def current(self) -> Started | None:
+        """The kernel that is ready now, if one is."""
+        return self._current
+
+    async def run(self) -> None:
+        """Keep the slot until cancelled; the kernel ends with it."""
+        try:
+            while True:
+                await self._wanted.wait()
+                self._wanted = trio.Event()
+                if self._current is None:
+                    await self._one_kernel()
+        finally:
+            self._stopped = True
+            self._settled.set()
+
+    async def _one_kernel(self) -> None:
+        self._leave, self._left = trio.Event(), trio.Event()
+        self._failure = None
+        try:
+            async with self._plan.backend.open(self._plan.spec) as kernel:
+                reports = await set_up(kernel, self._plan)
+                self.generation += 1
+                self._current = Started(kernel, self.generation, reports)
+                self._on_started(self._current)
+                self._settle()
+                died = await self._until_over(kernel)
+                started, self._current = self._current, None
+                if died is not None:
+                    self._on_died(started, died)
+                    # The next call should not have to wait for what can be done now.
+                    self._wanted.set()
+        except ReplsvcError as error:
+            self._failure = error
+        except LaunchTimeout as error:
+            self._failure = StartupTimeoutError(
+                f"{error}; it has been ended and nothing of it is left.",
+                hint="Raise startup_timeout_s, or look at what the environment does at start.",
+            )
+        except LaunchError as error:
+            self._failure = BackendUnavailableError(str(error))
+        except (KernelDied, ProtocolViolation) as error:
+            self._failure = StartupFailedError(f"the kernel can't be started: {error}")
+        finally:
+            self._current = None
+            self._left.set()
+            self._settle()
+
+    def _settle(self) -> None:
+        self._settled.set()
+        self._settled = trio.Event()
+
+    async def _until_over(self, kernel: Kernel) -> Exit | None:
+        """Wait for the kernel's end (its exit) or for being asked to let it go (None)."""
+        died: Exit | None = None
+        async with trio.open_nursery() as nursery:
+
+            async def watch() -> None:
+                nonlocal died
+                died = await kernel.wait_exited()
+                nursery.cancel_scope.cancel()
+
+            async def asked() -> None:
+                await self._leave.wait()
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(watch)
+            nursery.start_soon(asked)
+        return None if self._leave.is_set() else died
+
+    async def acquire(self) -> Started:
+        """The kernel, started if need be. Raises what prevented it; the next one tries anew."""
+        while self._current is None:
+            if self._stopped:
+                raise SessionClosedError("the session has ended", hint="Open another.")
+            settled = self._settled
+            self._wanted.set()
+            await settled.wait()
+            if self._current is None and self._failure is not None:
+                failure, self._failure = self._failure, None
+                raise failure
+        await trio.lowlevel.checkpoint_if_cancelled()
+        return self._current
+
+    async def release(self) -> None:
+        """End the kernel and wait until nothing of it is left; the next `acquire` starts another."""
+        if self._current is None:
+            return
+        left = self._left
+        self._leave.set()
+        await left.wait()
+
+    def prepare(self) -> None:
+        """Start the next kernel now, in the background."""
+        self._wanted.set()
+
+
+def setup_of(extensions: Sequence[object]) -> tuple[SetupCode, ...]:
+    """The setup code of resolved extensions, in their order."""
+    return tuple(
+        code for extension in extensions if (code := getattr(extension, "setup", None)) is not None
+    )

@@ -1,0 +1,294 @@
+"""One call from its start event to its end event, in the order of extensions.md rule 17.
+
+`run_call` reads top to bottom: lookup, validation, (policy and approval: their place is marked by
+where they will stand), execution, result, log. An unknown tool or invalid input starts and ends a call
+and runs nothing. The service's own faults leave as exceptions; everything else is a `Call`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import trio
+from pydantic import ValidationError
+
+from replsvc import repl
+from replsvc.calls import (
+    Call,
+    Cause,
+    Cost,
+    Draft,
+    ErrorInfo,
+    OutputInfo,
+    Status,
+    TextContent,
+    Times,
+    Usage,
+    utc_now,
+)
+from replsvc.cell import CellEnd, run_cell
+from replsvc.config import Limits
+from replsvc.errors import ExtensionSetupError, ReplsvcError, StorageError
+from replsvc.kernel_slot import Started
+from replsvc.output import clip, image_pixels, mime_text, result_text, tokens_estimate
+from replsvc.recorder import Recorder
+from replsvc.redaction import Redactor
+from replsvc.run import Run, Turns
+from replsvc.store.log import EventLog
+
+
+class Host(Protocol):
+    """What a call needs of its session."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def log(self) -> EventLog: ...
+    @property
+    def limits(self) -> Limits: ...
+    @property
+    def redactor(self) -> Redactor: ...
+    @property
+    def turns(self) -> Turns: ...
+    @property
+    def fresh_each_call(self) -> bool: ...
+
+    async def kernel(self) -> Started:
+        """The kernel, started if need be."""
+
+    def kernel_done(self, run: Run, end: CellEnd | None) -> None:
+        """The cell has ended; what becomes of the kernel is the session's matter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What execution gave, before it becomes a `Call`."""
+
+    status: Status
+    text: str
+    output: OutputInfo = OutputInfo()
+    recorder: Recorder | None = None
+    error: ErrorInfo | None = None
+    cause: Cause | None = None
+    end: CellEnd | None = None
+
+
+async def run_call(run: Run, host: Host) -> None:
+    """Take `run` to its end; `run.wait` then gives the result or raises the service's fault."""
+    entered = trio.current_time()
+    try:
+        refusal = _refusal(run, host)
+        outcome = refusal if refusal is not None else await _execute_repl(run, host)
+        call = await _call(run, host, outcome, entered)
+        run.finish(call)
+    except ReplsvcError as error:
+        await _record_fault(run, host, error)
+        run.fail(error)
+
+
+def _refusal(run: Run, host: Host) -> Outcome | None:
+    """Lookup and validation: what keeps a call from running at all, as the agent should read it."""
+    if run.request.tool != repl.NAME:
+        return _refused(
+            "unknown_tool", f"There is no tool {run.request.tool!r}. Tools: {repl.NAME}."
+        )
+    try:
+        value = repl.ReplInput.model_validate(run.request.input)
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(map(str, item['loc'])) or 'input'}: {item['msg']}"
+            for item in error.errors(include_url=False, include_input=False)
+        )
+        return _refused("invalid_input", f"Invalid input for {repl.NAME}: {problems}.")
+    size = len(value.code.encode("utf-8", "surrogatepass"))
+    if size > host.limits.max_code_bytes:
+        return _refused(
+            "invalid_input",
+            f"The code has {size} bytes, the limit is {host.limits.max_code_bytes}: write large data "
+            "to a file and read it.",
+        )
+    return None
+
+
+def _refused(kind: str, message: str) -> Outcome:
+    return Outcome("error", message, cause=Cause.model_validate({"kind": kind, "message": message}))
+
+
+async def _execute_repl(run: Run, host: Host) -> Outcome:
+    """Wait for the kernel's turn, run the cell, and make of its end what the agent reads."""
+    recorder = Recorder(
+        host.log, host.id, run.id, host.limits, host.redactor, f"log of call {run.id}"
+    )
+    end: CellEnd | None = None
+    if not await _wait_turn(run, host):
+        return Outcome("cancelled", "[cancelled before it started; nothing ran]")
+    try:
+        try:
+            started = await host.kernel()
+        except ExtensionSetupError as error:
+            cause = Cause(kind="setup", message=error.message)
+            text = "\n".join(part for part in (error.traceback, f"[killed: {error}]") if part)
+            return Outcome("killed", text, cause=cause)
+        if run.control.stopped is not None:
+            return Outcome("cancelled", "[cancelled before it started; nothing ran]")
+        run.status, run.started_at = "running", utc_now()
+        run.execution_started = trio.current_time()
+        timeout_s = _timeout(run, host.limits)
+        end = await run_cell(
+            started.kernel,
+            run.request.input["code"],
+            cell_id=run.id,
+            env=run.request.env,
+            timeout_s=timeout_s,
+            grace_s=host.limits.interrupt_grace_s,
+            control=run.control,
+            sink=recorder.output,
+        )
+    finally:
+        host.kernel_done(run, end)
+        host.turns.leave(run)
+    status, cause = repl.verdict(end, timeout_s)
+    output = recorder.finish()
+    error = _error(recorder, end)
+    return Outcome(
+        status, _text(host, recorder, output, error, end, status, cause), output, recorder, error,
+        cause, end,
+    )  # fmt: skip
+
+
+async def _wait_turn(run: Run, host: Host) -> bool:
+    """Whether the turn came; False when the call was cancelled in the queue."""
+    if host.turns.holder is run:
+        return run.control.stopped is None
+    async with trio.open_nursery() as nursery:
+
+        async def watch() -> None:
+            while run.control.stopped is None:
+                await run.control.asked.wait()
+            nursery.cancel_scope.cancel()
+
+        nursery.start_soon(watch)
+        await host.turns.wait(run)
+        nursery.cancel_scope.cancel()
+    if run.control.stopped is not None:
+        host.turns.leave(run)
+        return False
+    return True
+
+
+def _timeout(run: Run, limits: Limits) -> float | None:
+    asked = run.request.timeout_s
+    if asked is None:
+        return limits.timeout_s
+    return None if asked == "none" else asked
+
+
+def _error(recorder: Recorder, end: CellEnd) -> ErrorInfo | None:
+    failure = end.reply.failure if end.reply is not None else None
+    return recorder.error(failure) if failure is not None else None
+
+
+def _text(
+    host: Host,
+    recorder: Recorder,
+    output: OutputInfo,
+    error: ErrorInfo | None,
+    end: CellEnd,
+    status: Status,
+    cause: Cause | None,
+) -> str:
+    limits = host.limits
+
+    def short(text: str, where: str) -> str:
+        return clip(text, limits.max_output_bytes, limits.max_output_lines, where)
+
+    value = mime_text(recorder.result) if recorder.result is not None else None
+    note = repl.notes(status, cause, state_lost=end.state_lost, fresh=host.fresh_each_call)
+    lines: list[str] = []
+    if error is not None and status == "error":
+        lines = short("\n".join(error.traceback), "error.traceback").splitlines()
+    return result_text(
+        output.text,
+        short(value, "result") if value is not None else None,
+        lines,
+        note=note,
+        has_image=bool(recorder.images),
+    )
+
+
+async def _call(run: Run, host: Host, outcome: Outcome, entered: float) -> Call:
+    """The final object, durable before anyone is told."""
+    end, recorder = outcome.end, outcome.recorder
+    now = trio.current_time()
+    begun = run.execution_started or now
+    seq = await run.started()
+    content = (
+        recorder.content(outcome.text)
+        if recorder is not None
+        else (TextContent(text=outcome.text),)
+    )
+    pixels = sum(
+        image_pixels(part.mime_type, part.data) for part in content if part.type == "image"
+    )
+    reply = end.reply if end is not None else None
+    call = Call(
+        id=run.id,
+        session_id=host.id,
+        seq=seq,
+        tool=run.request.tool,
+        title=run.title,
+        status=outcome.status,
+        is_error=outcome.status != "ok",
+        content=content,
+        output=outcome.output,
+        result=recorder.result if recorder is not None else None,
+        error=outcome.error,
+        cause=outcome.cause,
+        state_lost=end.state_lost if end is not None and not host.fresh_each_call else False,
+        execution_count=reply.execution_count if reply is not None else None,
+        created_at=run.created_at,
+        started_at=run.started_at,
+        duration_ms=round((now - begun) * 1e3, 3),
+        times=Times(
+            queue_s=round(max(0.0, begun - run.created), 6),
+            execution_s=round(end.execution_s, 6) if end is not None else 0.0,
+        ),
+        cost=Cost(
+            bytes=len(outcome.text.encode("utf-8", "surrogatepass")),
+            tokens_estimate=tokens_estimate(outcome.text),
+            image_px=pixels,
+        ),
+        usage=Usage(
+            cpu_s=reply.cpu_s if reply is not None else None,
+            max_memory_bytes=reply.max_rss_bytes if reply is not None else None,
+        ),
+    )
+    draft = Draft(
+        kind="call_finished", call_id=run.id, data={"call": call.model_dump(mode="json")}
+    )
+    await host.log.append(host.id, [draft]).wait()
+    return call
+
+
+async def _record_fault(run: Run, host: Host, error: ReplsvcError) -> None:
+    """Say in the log that the service failed this call, if the log can still be written."""
+    if isinstance(error, StorageError):
+        return
+    cause = Cause(kind="service_stop", message=str(error))
+    call = run.snapshot().model_copy(
+        update={
+            "status": "killed",
+            "is_error": True,
+            "cause": cause,
+            "seq": run.seq,
+            "content": (TextContent(text=f"[failed: {error}]"),),
+        }
+    )
+    draft = Draft(
+        kind="call_finished", call_id=run.id, data={"call": call.model_dump(mode="json")}
+    )
+    try:
+        await host.log.append(host.id, [draft]).wait()
+    except StorageError:
+        return

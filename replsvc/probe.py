@@ -1,0 +1,55 @@
+"""What an environment's Python has: its version, and the packages that a cell can import there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import dataclass
+
+import trio
+
+from replsvc.errors import BackendUnavailableError
+
+# Asks for what is really importable: the top-level modules of each installed distribution.
+_SOURCE = """
+import importlib.metadata as m, json, sys
+packages = {}
+for dist in m.distributions():
+    name = dist.metadata["Name"]
+    if name:
+        packages.setdefault(name, dist.version)
+print(json.dumps({"version": "%d.%d.%d" % sys.version_info[:3], "packages": packages}))
+"""
+PROBE_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentFacts:
+    """Python's version, and installed distributions as `(name, version)`, sorted by name."""
+
+    version: str
+    packages: tuple[tuple[str, str], ...]
+
+
+async def probe(python: str) -> EnvironmentFacts:
+    """Ask `python`, in a process of its own. Raises `BackendUnavailableError` when it can't say."""
+    try:
+        with trio.fail_after(PROBE_S):
+            done = await trio.run_process(
+                [python, "-I", "-c", _SOURCE],
+                capture_stdout=True,
+                capture_stderr=True,
+                stdin=subprocess.DEVNULL,
+                check=False,
+                env={"LANG": "C.UTF-8"},
+            )
+        facts = json.loads(done.stdout)
+        packages = {str(name): str(version) for name, version in facts["packages"].items()}
+        return EnvironmentFacts(
+            str(facts["version"]), tuple(sorted(packages.items(), key=lambda p: p[0].lower()))
+        )
+    except (OSError, ValueError, KeyError, trio.TooSlowError) as error:
+        raise BackendUnavailableError(
+            f"{python} can't say what it has: {error or 'no answer'}.",
+            hint="Check that it is a working Python 3 interpreter.",
+        ) from error

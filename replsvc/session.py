@@ -1,0 +1,466 @@
+"""One session: its queue, its kernel, its extensions, its log; lifetimes nested in one nursery.
+
+A `Session` is run by the coordinator as one task. Every method may be called from any task of the same
+trio run, and cancelled; what a cancelled method does to a running call is said in its docstring.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import trio
+
+from replsvc import repl, workspace
+from replsvc.calls import Call, CallRequest, Draft, utc_now
+from replsvc.cell import CellEnd
+from replsvc.config import Limits
+from replsvc.errors import (
+    CallNotFoundError,
+    ConflictError,
+    InvalidInputError,
+    QueueFullError,
+    ReplsvcError,
+    ServiceStoppingError,
+    SessionClosedError,
+)
+from replsvc.extension.describe import BaseFacts, compose
+from replsvc.extension.resolve import ResolvedExtension
+from replsvc.kernel_slot import KernelPlan, KernelSlot, Started, exit_cause
+from replsvc.pipeline import run_call
+from replsvc.redaction import Redactor
+from replsvc.run import Run, Turns, fingerprint
+from replsvc.session_values import (
+    ExtensionInfo,
+    InterruptResult,
+    Mount,
+    SessionInfo,
+    SessionRequest,
+    State,
+    ToolInfo,
+)
+from replsvc.store.log import EventLog
+from replsvc_kernels.messages import Exit, SetupReport
+
+# Ended calls kept at hand; older ones are read from the log.
+RECENT_CALLS = 64
+# `interrupt` answers within a second, whatever the kernel does.
+INTERRUPT_ANSWER_S = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class SessionParts:
+    """What the coordinator hands to a new session: everything resolved and checked."""
+
+    id: str
+    request: SessionRequest
+    tenant: str
+    limits: Limits
+    isolation: str
+    extensions: tuple[ResolvedExtension, ...]
+    plan: KernelPlan
+    workspace: Path
+    mounts: tuple[Mount, ...]
+    log: EventLog
+    facts: Callable[[], Any]
+    """Coroutine function: the facts of its description, `BaseFacts`."""
+
+
+class Session:
+    """See the module. Made by `Coordinator.open`; closed by `Coordinator.close`."""
+
+    def __init__(self, parts: SessionParts) -> None:
+        self._parts = parts
+        self.id, self.log, self.limits = parts.id, parts.log, parts.limits
+        self.redactor = Redactor(
+            secret for extension in parts.extensions for secret in extension.secrets
+        )
+        self.turns = Turns()
+        self.fresh_each_call = parts.request.lifetime == "call"
+        self.created_at = self.last_used_at = utc_now()
+        self._state: State = "starting"
+        self._reports: dict[str, SetupReport] = {}
+        self._runs: dict[str, Run] = {}
+        self._fingerprints: dict[str, str] = {}
+        self._recent: OrderedDict[str, Run] = OrderedDict()
+        self._slot = KernelSlot(parts.plan, on_started=self._started, on_died=self._died)
+        self._nursery: trio.Nursery | None = None
+        self._used = trio.Event()
+        self._closing = False
+        self.closed = trio.Event()
+        self.scope = trio.CancelScope()
+
+    # Lifetime
+
+    async def live(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Live until cancelled. Reports `started` when the first kernel is ready.
+
+        Raises what prevented that: `ExtensionSetupError`, `StartupTimeoutError`, ...; then nothing of
+        the session is left.
+        """
+        first: ReplsvcError | None = None
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                nursery.start_soon(self._slot.run)
+                try:
+                    await self._slot.acquire()
+                except ReplsvcError as error:
+                    first = error
+                    nursery.cancel_scope.cancel()
+                else:
+                    self._state = "idle"
+                    task_status.started()
+                    nursery.start_soon(self._watch_idle)
+        finally:
+            self._state = "failed" if first is not None else "stopped"
+            self._nursery = None
+            for run in list(self._runs.values()):
+                run.fail(SessionClosedError(f"session {self.id} has ended", hint="Open another."))
+            self.closed.set()
+        if first is not None:
+            raise first
+
+    async def stop_work(self) -> None:
+        """Refuse new calls, end those that wait or run, and wait until each has its result."""
+        self._closing = True
+        for run in self.turns.waiting():
+            run.control.cancel()
+        if (holder := self.turns.holder) is not None:
+            holder.control.end("closed")
+        for run in list(self._runs.values()):
+            await run.wait_ended()
+
+    def _started(self, started: Started) -> None:
+        self._reports = {report.name: report for report in started.reports}
+        assert self._nursery is not None
+        self._nursery.start_soon(self._background, started)
+        self._event("kernel_started", generation=started.generation)
+
+    def _died(self, started: Started, exit_: Exit) -> None:
+        cause = exit_cause(exit_)
+        self._event(
+            "kernel_died",
+            generation=started.generation,
+            cause=cause.model_dump(mode="json", exclude_none=True),
+        )
+
+    def _event(self, kind: Literal["kernel_started", "kernel_died", "session_changed"],
+               **data: Any) -> None:  # fmt: skip
+        self.log.append(self.id, [Draft(kind=kind, data=data)])
+
+    async def _background(self, started: Started) -> None:
+        """Log what processes of ended cells still write, as output of the cell that started them."""
+        async for stream in started.kernel.background:
+            key = f"{stream.cell}/{stream.name}"
+            data = self.redactor.feed(key, stream.data) if self.redactor else stream.data
+            if data:
+                draft = Draft(
+                    kind="output",
+                    call_id=stream.cell,
+                    data={"type": "stream", "name": stream.name, "background": True},
+                    blob=data,
+                )
+                self.log.append(self.id, [draft])
+                await self.log.room()
+
+    async def _watch_idle(self) -> None:
+        """End the kernel of a session that nobody uses; the next call starts another."""
+        idle_s = self.limits.idle_timeout_s
+        if idle_s is None:
+            return
+        while True:
+            self._used = trio.Event()
+            with trio.move_on_after(idle_s) as clock:
+                await self._used.wait()
+            if clock.cancelled_caught and not self._runs and self._slot.current is not None:
+                self._state = "stopped"
+                await self._slot.release()
+                self._event("session_changed", state="stopped", reason="idle")
+
+    # What the pipeline needs
+
+    async def kernel(self) -> Started:
+        """See `pipeline.Host`."""
+        self._state = "busy"
+        return await self._slot.acquire()
+
+    def kernel_done(self, run: Run, end: CellEnd | None) -> None:
+        """See `pipeline.Host`."""
+        self._state = "idle"
+        if self.fresh_each_call and end is not None:
+            assert self._nursery is not None
+            self._nursery.start_soon(self._replace)
+
+    async def _replace(self) -> None:
+        await self._slot.release()
+        self._slot.prepare()
+
+    # Calls
+
+    async def run(self, code: str, *, title: str = "", **fields: Any) -> Call:
+        """Run `code` with the `repl` tool; `fields` are those of `CallRequest`."""
+        return await self.call(repl.NAME, {"code": code, "title": title}, **fields)
+
+    async def call(self, tool: str, input: dict[str, Any], **fields: Any) -> Call:  # noqa: A002
+        """Use a tool and wait for its result.
+
+        Failing code, limits and a dead kernel are statuses of the result. Raises `QueueFullError`,
+        `ConflictError`, `SessionClosedError`, `StorageError`. Cancelling it cancels the call: the cell
+        is interrupted, then ended if it does not listen, and only then does this return.
+        """
+        run = await self.submit(CallRequest(tool=tool, input=input, **fields))
+        try:
+            return await run.wait()
+        except trio.Cancelled:
+            run.control.cancel()
+            with trio.CancelScope(shield=True):
+                await run.wait_ended()
+            raise
+
+    async def submit(self, request: CallRequest) -> Run:
+        """Begin a call; returns at once. The same id with the same request is the same call.
+
+        Raises `ConflictError` for an id that another request has, `QueueFullError`, and
+        `SessionClosedError`; then nothing has changed.
+        """
+        self._check_open()
+        mark = fingerprint(request)
+        if request.id is not None and (known := await self._known(request.id, mark)) is not None:
+            return known
+        self._check_open()
+        self._check_limits(request)
+        run = Run(request.id or f"c_{secrets.token_urlsafe(12)}", self.id, request, utc_now())
+        takes_kernel = request.tool == repl.NAME
+        if takes_kernel:
+            if self.turns.holder is not None and len(self.turns) >= self.limits.queue_limit:
+                raise self._queue_full()
+            self.turns.join(run)
+        self._runs[run.id] = run
+        self._fingerprints[run.id] = mark
+        run.pending = self.log.append(self.id, [self._started_draft(run, mark)])
+        self._used.set()
+        self.last_used_at = run.created_at
+        assert self._nursery is not None
+        self._nursery.start_soon(self._take_through, run)
+        return run
+
+    async def _take_through(self, run: Run) -> None:
+        try:
+            await run_call(run, self)
+        finally:
+            self.turns.leave(run)
+            self._runs.pop(run.id, None)
+            self._fingerprints.pop(run.id, None)
+            if run.final is not None:
+                self._recent[run.id] = run
+                while len(self._recent) > RECENT_CALLS:
+                    self._recent.popitem(last=False)
+            self._used.set()
+
+    def _started_draft(self, run: Run, mark: str) -> Draft:
+        data = {
+            "tool": run.request.tool,
+            "title": run.title,
+            "input": run.request.input,
+            "timeout_s": run.request.timeout_s,
+            "detach": run.request.detach,
+            "fingerprint": mark,
+            "created_at": run.created_at.isoformat(),
+        }
+        clean = self.redactor.json(data) if self.redactor else data
+        return Draft(kind="call_started", call_id=run.id, data=clean)
+
+    def _check_open(self) -> None:
+        if self._closing:
+            raise ServiceStoppingError(f"session {self.id} is closing", hint="Open another.")
+        if self._nursery is None:
+            raise SessionClosedError(f"session {self.id} has ended", hint="Open another.")
+
+    def _check_limits(self, request: CallRequest) -> None:
+        ours = self.limits.timeout_s
+        if ours is None or request.timeout_s is None:
+            return
+        if request.timeout_s == "none" or request.timeout_s > ours:
+            raise InvalidInputError(
+                f"timeout_s can be at most {ours:g} in this session.",
+                hint="Give less, or open the session with a higher limit where the operator allows it.",
+            )
+
+    def _queue_full(self) -> QueueFullError:
+        holder = self.turns.holder
+        assert holder is not None
+        since = holder.started_at or holder.created_at
+        return QueueFullError(
+            f"{len(self.turns)} calls wait already for the kernel of session {self.id}.",
+            hint=f"Call {holder.id} runs since {since:%H:%M:%S} UTC: follow its output at "
+            f"/v1/sessions/{self.id}/events, interrupt it, or wait.",
+            details={"running": holder.id, "since": since.isoformat(), "title": holder.title},
+        )
+
+    async def _known(self, call_id: str, mark: str) -> Run | None:
+        """The call with this id, if the request is the same; raises `ConflictError` if not."""
+        run = self._runs.get(call_id) or self._recent.get(call_id)
+        if run is not None:
+            theirs = fingerprint(run.request)
+        else:
+            event = await self.log.find(self.id, call_id, "call_started")
+            if event is None:
+                # Another task may have begun it while this one looked.
+                if call_id in self._runs or call_id in self._recent:
+                    return await self._known(call_id, mark)
+                return None
+            theirs = str(event.data.get("fingerprint"))
+        if theirs != mark:
+            raise ConflictError(
+                f"call {call_id} of session {self.id} is another request.",
+                hint="Use a new id, or send the same tool, input and options.",
+            )
+        if run is None:
+            run = Run(call_id, self.id, CallRequest(), utc_now())
+            run.finish(await self.find(call_id))
+        return run
+
+    async def find(self, call_id: str) -> Call:
+        """The call as it is now. Raises `CallNotFoundError`, `StorageError`."""
+        run = self._runs.get(call_id) or self._recent.get(call_id)
+        if run is not None:
+            if run.final is None:
+                await run.started()
+            return run.snapshot()
+        event = await self.log.find(self.id, call_id, "call_finished")
+        if event is None:
+            raise CallNotFoundError(
+                f"session {self.id} has no call {call_id}.", hint="List its events to see its calls."
+            )
+        return Call.model_validate(event.data["call"])
+
+    @asynccontextmanager
+    async def following(self, run: Run) -> AsyncIterator[None]:
+        """Be one who waits for `run`. When the last one leaves, an attached call is interrupted.
+
+        That happens after `disconnect_grace_s` without anybody; a detached call, or one with
+        `on_disconnect="continue"`, goes on.
+        """
+        run.followers += 1
+        run.followed.set()
+        try:
+            yield
+        finally:
+            run.followers -= 1
+            attached = not run.request.detach and run.request.on_disconnect == "interrupt"
+            if run.followers == 0 and attached and not run.ended and self._nursery is not None:
+                run.followed = trio.Event()
+                self._nursery.start_soon(self._abandoned, run)
+
+    async def _abandoned(self, run: Run) -> None:
+        with trio.move_on_after(self.limits.disconnect_grace_s):
+            await run.followed.wait()
+        if run.followers == 0 and not run.ended:
+            run.control.cancel()
+
+    # Control
+
+    async def interrupt(self, *, force: bool = False) -> InterruptResult:
+        """Interrupt the running cell; queued ones stay. Answers within a second.
+
+        `force` goes on to terminate and kill when the code does not listen.
+        """
+        holder = self.turns.holder
+        if holder is None or holder.status != "running":
+            return InterruptResult(delivered=False, still_running=holder is not None)
+        holder.control.interrupt(force=force)
+        with trio.move_on_after(INTERRUPT_ANSWER_S):
+            await holder.wait_ended()
+        return InterruptResult(delivered=True, still_running=not holder.ended)
+
+    async def restart(self) -> None:
+        """A new kernel with its setup code; a running cell is ended, queued ones run on it.
+
+        Raises `ExtensionSetupError` and what else a start can raise.
+        """
+        self._check_open()
+        await self._end_kernel("restarted")
+        await self._slot.acquire()
+        self._event("session_changed", reason="restart", generation=self._slot.generation)
+
+    async def reset(self) -> None:
+        """As `restart`, with an empty workspace (files given at creation are put there again)."""
+        self._check_open()
+        await self._end_kernel("restarted")
+        parts = self._parts
+        await trio.to_thread.run_sync(workspace.make, parts.workspace, parts.request, parts.mounts)
+        await self._slot.acquire()
+        self._event("session_changed", reason="reset", generation=self._slot.generation)
+
+    async def _end_kernel(self, why: Literal["restarted", "closed"]) -> None:
+        holder = self.turns.holder
+        if holder is not None and holder.status == "running":
+            holder.control.end(why)
+            await holder.wait_ended()
+        await self._slot.release()
+
+    # Seen from outside
+
+    @property
+    def state(self) -> State:
+        """What the session does now."""
+        return self._state
+
+    async def describe(self) -> str:
+        """The `repl` tool's description: base text and each extension's fragment."""
+        facts: BaseFacts = await self._parts.facts()
+        return compose(facts, [e.description for e in self._parts.extensions if e.description])
+
+    async def tools(self) -> tuple[ToolInfo, ...]:
+        """The tools that a call may name."""
+        return (
+            ToolInfo(
+                name=repl.NAME,
+                description=await self.describe(),
+                input_schema=repl.input_schema(),
+            ),
+        )
+
+    async def info(self) -> SessionInfo:
+        """The session as it is now."""
+        request = self._parts.request
+        tools = await self.tools()
+        holder = self.turns.holder
+        return SessionInfo(
+            id=self.id,
+            name=request.name,
+            tenant=self._parts.tenant,
+            state=self._state,
+            backend=request.backend or "local",
+            kernel=request.kernel,
+            isolation=self._parts.isolation,
+            lifetime=request.lifetime,
+            environment=request.environment,
+            created_at=self.created_at,
+            last_used_at=self.last_used_at,
+            extensions=tuple(
+                ExtensionInfo(
+                    name=extension.name,
+                    names=report.names if (report := self._reports.get(extension.name)) else (),
+                    setup_s=round(report.duration_s, 6) if report else None,
+                )
+                for extension in self._parts.extensions
+            ),
+            tools=tools,
+            description=tools[0].description,
+            limits=self.limits,
+            generation=self._slot.generation,
+            queued=len(self.turns),
+            running=holder.id if holder is not None else None,
+        )
+
+    async def remove_workspace(self) -> None:
+        """Remove what the session's processes wrote; they have ended."""
+        await trio.to_thread.run_sync(lambda: shutil.rmtree(self._parts.workspace, True))

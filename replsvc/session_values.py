@@ -1,0 +1,184 @@
+"""What a session is asked to be, and what it is: frozen values, JSON field names are public."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import PurePosixPath
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from replsvc.calls import Value
+from replsvc.config import Isolation, Limits
+
+State = Literal["starting", "idle", "busy", "stopped", "failed"]
+Lifetime = Literal["session", "call"]
+
+
+def check_env(env: Mapping[str, str]) -> Mapping[str, str]:
+    """Refuse what no process environment can hold; raises ValueError."""
+    for name, value in env.items():
+        if not name or "=" in name or "\0" in name:
+            raise ValueError(f"{name!r} can't be the name of an environment variable")
+        if "\0" in value:
+            raise ValueError(f"the value of {name} has a NUL byte")
+    return env
+
+
+def check_relative(path: str) -> str:
+    """A path beneath the workspace, as given; raises ValueError for any other."""
+    parts = PurePosixPath(path).parts
+    if not parts or path.startswith("/") or ".." in parts or "\0" in path:
+        raise ValueError(f"{path!r} is not a path beneath the workspace")
+    return path
+
+
+class FileContent(Value):
+    """A file put into the workspace before the first cell: exactly one of `text` and `base64`."""
+
+    text: str | None = None
+    base64: str | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> FileContent:
+        if (self.text is None) == (self.base64 is None):
+            raise ValueError("give either text or base64")
+        if self.base64 is not None:
+            try:
+                base64.b64decode(self.base64, validate=True)
+            except binascii.Error as error:
+                raise ValueError(f"base64 can't be decoded: {error}") from None
+        return self
+
+    def content(self) -> bytes:
+        """The file's bytes."""
+        if self.base64 is not None:
+            return base64.b64decode(self.base64)
+        return (self.text or "").encode("utf-8", "surrogatepass")
+
+
+class Mount(Value):
+    """A directory or file of the host that the workspace shows under `target`."""
+
+    source: str
+    target: str
+    writable: bool = False
+
+    @field_validator("target")
+    @classmethod
+    def _beneath(cls, value: str) -> str:
+        return check_relative(value)
+
+    @classmethod
+    def parse(cls, text: str) -> Mount:
+        """`SRC[:DST][:rw]`, as the command line takes it; raises ValueError."""
+        source, *rest = text.split(":")
+        writable = rest[-1:] == ["rw"]
+        if writable:
+            rest.pop()
+        if not source or len(rest) > 1:
+            raise ValueError(f"{text!r} is not SRC[:DST][:rw]")
+        target = rest[0] if rest else PurePosixPath(source).name
+        return cls(source=source, target=target, writable=writable)
+
+
+class SessionRequest(Value):
+    """A session as asked for; what is None takes the operator's default.
+
+    `extensions` over HTTP are data: `{"name": ..., "opts": {...}}` selects one that the operator made
+    available, `{"code": ..., "description": ...}` is inline. In process they are given apart.
+    """
+
+    id: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$")
+    name: str | None = Field(default=None, max_length=200)
+    backend: Literal["local"] | None = None
+    environment: str | None = None
+    kernel: str | None = Field(
+        default=None, description="a kernelspec's name; None is our own Python kernel"
+    )
+    isolation: Isolation | None = None
+    lifetime: Lifetime = "session"
+    extensions: tuple[dict[str, Any], ...] | None = None
+    files: dict[str, FileContent] = Field(default_factory=dict)
+    limits: dict[str, Any] = Field(default_factory=dict)
+    env: dict[str, str] = Field(default_factory=dict)
+
+    @field_validator("files")
+    @classmethod
+    def _files(cls, files: dict[str, FileContent]) -> dict[str, FileContent]:
+        for path in files:
+            check_relative(path)
+        return files
+
+    @field_validator("env")
+    @classmethod
+    def _env(cls, env: dict[str, str]) -> dict[str, str]:
+        check_env(env)
+        return env
+
+
+class ExtensionInfo(Value):
+    """An extension of a session: its name and the public names its setup code added."""
+
+    name: str
+    names: tuple[str, ...] = ()
+    setup_s: float | None = None
+
+
+class ToolInfo(Value):
+    """A tool that the session offers."""
+
+    name: str
+    description: str
+    input_schema: dict[str, Any]
+
+
+class SessionInfo(Value):
+    """A session at one instant. `generation` counts its kernels, from 1."""
+
+    id: str
+    name: str | None
+    tenant: str
+    state: State
+    backend: str
+    kernel: str | None
+    isolation: str
+    lifetime: Lifetime
+    environment: str | None
+    created_at: datetime
+    last_used_at: datetime
+    extensions: tuple[ExtensionInfo, ...]
+    tools: tuple[ToolInfo, ...] = ()
+    description: str = ""
+    limits: Limits
+    generation: int
+    queued: int = 0
+    running: str | None = None
+
+
+class InterruptResult(Value):
+    """Whether the interrupt reached a running cell, and whether one runs still."""
+
+    delivered: bool
+    still_running: bool
+
+
+def lower_limits(operator: Limits, asked: Mapping[str, Any]) -> Limits:
+    """The operator's limits with those that a request lowers.
+
+    Raises ValueError for an unknown name, a wrong type, or one above the operator's value: "none" is
+    above every number.
+    """
+    known = Limits.model_fields
+    for name in asked:
+        if name not in known:
+            raise ValueError(f"{name!r} is not a limit: there are {', '.join(known)}")
+    limits = Limits.model_validate({**operator.model_dump(), **asked})
+    for name in asked:
+        ours, theirs = getattr(operator, name), getattr(limits, name)
+        if ours is not None and (theirs is None or theirs > ours):
+            raise ValueError(f"{name} can be at most {ours:g}, the operator's value")
+    return limits
