@@ -7,6 +7,7 @@ Terms are Jupyter's (https://jupyter-client.readthedocs.io/en/stable/messaging.h
 
 from __future__ import annotations
 
+import signal as signals
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -91,10 +92,8 @@ class Exit:
         """Say it as a sentence's end: `exit code 3`, `signal 9 (SIGKILL)`."""
         if self.signal is None:
             return "exit code unknown" if self.code is None else f"exit code {self.code}"
-        import signal
-
         try:
-            name = signal.Signals(self.signal).name
+            name = signals.Signals(self.signal).name
         except ValueError:
             return f"signal {self.signal}"
         return f"signal {self.signal} ({name})"
@@ -108,7 +107,8 @@ class SetupCode:
     - `source`: Python source; `body_of` names the function in it whose body is the code, or is None
       when the whole source is the code.
     - `file`, `first_line`: where `source` stands in a real file, for tracebacks and breakpoints.
-    - `values`: parameter name to Python literal (as `repr` writes it), bound before the code runs.
+    - `values`: parameter name to Python literal (as `repr` writes it), bound before the code runs;
+      not in the `repr`, since secrets cross here.
     """
 
     name: str
@@ -116,7 +116,7 @@ class SetupCode:
     file: str
     first_line: int = 1
     body_of: str | None = None
-    values: Mapping[str, str] = field(default_factory=dict)
+    values: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
