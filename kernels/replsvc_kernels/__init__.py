@@ -1,1 +1,1 @@
-"""Kernels execute: launch, talk to and end Jupyter kernels; knows no session, tenant or transport."""
+"""Kernels execute: launch, talk to and end Jupyter kernels; no session, tenant or transport."""

@@ -1,9 +1,9 @@
 """`Kernel`: run cells in one kernel process, whatever it is and wherever it runs.
 
-A kernel is opened by a backend (`backends.base.Backend.open`) as an async context manager: leaving it
-ends the process and everything it started, and removes its directory. One cell runs at a time; who
-queues is the caller's business. All methods may be cancelled, and a cancelled one leaves the kernel
-usable unless it says otherwise.
+A kernel is opened by a backend (`backends.base.Backend.open`) as an async context manager: leaving
+it ends the process and everything it started, and removes its directory. One cell runs at a time;
+who queues is the caller's business. All methods may be cancelled, and a cancelled one leaves the
+kernel usable unless it says otherwise.
 """
 
 from __future__ import annotations
@@ -70,25 +70,28 @@ class LaunchSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     startup_timeout_s: float = 60.0
     close_grace_s: float = 1.0
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
 
 
 class Cell(ABC):
     """One running cell: iterate to get its outputs; afterwards `reply` is set.
 
-    Iteration ends after the reply *and* the kernel's idle, with everything the cell's processes wrote
-    before it. It raises `KernelDied` (after the last output) when the process ends first, and
-    `ProtocolViolation` when the kernel lies. Not reading is back-pressure: the cell's writers block.
+    Iteration ends after the reply *and* the kernel's idle, with everything the cell's processes
+    wrote before it. It raises `KernelDied` (after the last output) when the process ends first, and
+    `ProtocolViolation` when the kernel lies. Not reading is back-pressure: the cell's writers
+    block.
     """
 
     reply: Reply | None = None
+    started: trio.Event
+    """Set when the kernel says that it has begun with this cell."""
 
     @abstractmethod
     def __aiter__(self) -> AsyncIterator[Output]: ...
 
 
 class Kernel(ABC):
-    """See the module. Implementations: the wire kernel of every backend, and `testing.FakeKernel`."""
+    """See the module. Implemented by the wire kernel of every backend and `testing.FakeKernel`."""
 
     info: KernelInfo
 
@@ -106,12 +109,13 @@ class Kernel(ABC):
     async def setup(self, code: SetupCode) -> SetupReport:
         """Run one extension's setup code outside history; its failure is in the report.
 
-        Raises `KernelDied` when the code ends the process, `KernelError` for a kernel without guest.
+        Raises `KernelDied` when the code ends the process, `KernelError` for a kernel without
+        guest.
         """
 
     @abstractmethod
     async def interrupt(self) -> bool:
-        """Interrupt the running cell and the processes it started; whether it could be delivered."""
+        """Interrupt the running cell and the processes it started; whether it was delivered."""
 
     @abstractmethod
     async def terminate(self) -> None:

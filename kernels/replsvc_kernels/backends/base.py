@@ -1,7 +1,7 @@
 """What a backend offers: launching a kernel, and holding its process.
 
-`Backend.open` is all the coordinator calls. Backends over the Jupyter wire build on `Process`, so that
-`_wire.WireKernel` is the same for all of them.
+`Backend.open` is all the coordinator calls. Backends over the Jupyter wire build on `Process`, so
+that `_wire.WireKernel` is the same for all of them.
 """
 
 from __future__ import annotations

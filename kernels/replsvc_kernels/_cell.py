@@ -1,0 +1,190 @@
+"""`WireCell`: one running cell, driven by its consumer.
+
+The consumer takes what the channel readers put into the cell's inbox and what is in the cell's
+pipes, merges them, and gets outputs. A consumer that is slow stops the pipes, and nobody else.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator
+
+import trio
+
+from replsvc_kernels._channels import Message
+from replsvc_kernels._merge import Merger
+from replsvc_kernels._parse import count, parse_output
+from replsvc_kernels._pipes import Pair, Pipe, Pump
+from replsvc_kernels.kernel import Cell, KernelDied
+from replsvc_kernels.messages import Output, Reply, Stream
+
+# A cell that ends within this time never registers its pipes with epoll.
+QUICK_CELL_S = 0.003
+# How long after a kernel's death what it had published may still arrive, and how long a silence
+# says that it has.
+LAST_WORDS_S = 0.2
+SILENCE_S = 0.05
+MAX_BUFFERED_BYTES = 1024 * 1024
+MAX_INBOX = 200
+MAX_INBOX_BYTES = 8 * 1024 * 1024
+
+
+class WireCell(Cell):
+    """See `Cell`. `pump` and `pair` are there when our guest runs the cell."""
+
+    def __init__(self, cell: str, nonce: bytes, pump: Pump | None, pair: Pair | None) -> None:
+        self.cell = cell
+        self.started = trio.Event()
+        self._pump, self._pair = pump, pair
+        self._merger = Merger(nonce, cell)
+        self._ready: deque[Output] = deque()
+        self._inbox: deque[tuple[int | None, Output, int]] = deque()
+        self._inbox_bytes = 0
+        self._buffer: deque[tuple[Pipe, bytes]] = deque()
+        self._buffered = 0
+        self._wakeup, self._room = trio.Event(), trio.Event()
+        self._idle = self._done = self._left = self._pumped = False
+        self._failure: BaseException | None = None
+
+    # What the channel readers and the pump put in.
+
+    async def put(self, message: Message) -> None:
+        """From the iopub reader: waits while the consumer is behind."""
+        if message.type == "status":
+            state = message.content.get("execution_state")
+            if state == "busy":
+                self.started.set()
+            elif state == "idle":
+                self._idle = True
+                self._wakeup.set()
+            return
+        output = parse_output(message)
+        if output is None:
+            return
+        if isinstance(output, Stream):
+            output = Stream(output.name, output.data, self.cell)
+        self._inbox.append((count(message.metadata.get("replsvc_mark")), output, message.size))
+        self._inbox_bytes += message.size
+        self._wakeup.set()
+        while not self._left and (
+            len(self._inbox) > MAX_INBOX or self._inbox_bytes > MAX_INBOX_BYTES
+        ):
+            self._room = trio.Event()
+            await self._room.wait()
+
+    def end(self, reply: Reply) -> None:
+        """From the shell reader; a second reply to the same request is ignored."""
+        if self.reply is None:
+            self.reply = reply
+            self._wakeup.set()
+
+    def fail(self, error: BaseException) -> None:
+        """The process has ended, or broke the protocol; the first reason counts."""
+        if self._failure is None:
+            self._failure = error
+        self._wakeup.set()
+
+    def sink(self, pipe: Pipe, data: bytes) -> bool:
+        """From the pump."""
+        self._buffer.append((pipe, data))
+        self._buffered += len(data)
+        self._wakeup.set()
+        return self._buffered < MAX_BUFFERED_BYTES
+
+    # What the consumer takes out.
+
+    def __aiter__(self) -> AsyncIterator[Output]:
+        return self
+
+    async def __anext__(self) -> Output:
+        while not self._ready:
+            if self._done:
+                await trio.lowlevel.checkpoint()
+                if self._failure is not None:
+                    raise self._failure
+                raise StopAsyncIteration
+            await self._more()
+        return self._ready.popleft()
+
+    async def _more(self) -> None:
+        """Wait for something, and move it to `_ready`."""
+        if self._take():
+            return
+        if self._complete:
+            self._finish()
+            return
+        if self._failure is not None:
+            await self._last_words()
+            return
+        # No checkpoint between what was looked at above and this: nothing can be missed.
+        self._wakeup = trio.Event()
+        if self._pumped or self._pump is None or self._pair is None:
+            await self._wakeup.wait()
+            return
+        with trio.move_on_after(QUICK_CELL_S):
+            await self._wakeup.wait()
+            return
+        self._pumped = True
+        self._pair.sink = self.sink
+        self._pump.register(self._pair)
+
+    @property
+    def _complete(self) -> bool:
+        return self.reply is not None and self._idle
+
+    def _take(self) -> bool:
+        self._merge_buffer()
+        if self._pumped and self._pump is not None and self._pair is not None:
+            self._pump.resume(self._pair)
+        while self._inbox:
+            self._ready.extend(self._merger.display(*self._inbox.popleft()))
+        self._inbox_bytes = 0
+        self._room.set()
+        return bool(self._ready)
+
+    def _merge_buffer(self) -> None:
+        while self._buffer:
+            pipe, data = self._buffer.popleft()
+            self._ready.extend(self._merger.feed(pipe.name, data))
+        self._buffered = 0
+
+    async def _last_words(self) -> None:
+        """The process has ended: what it wrote is in the pipes, what it published may still come.
+
+        Markers in the pipes say which displays were published, so only those are waited for; a
+        kernel without our guest has none, there only silence tells.
+        """
+        self._drain_pipes()
+        with trio.move_on_after(LAST_WORDS_S):
+            while not self._complete and (self._pair is None or self._merger.missing):
+                self._wakeup = trio.Event()
+                with trio.move_on_after(SILENCE_S) as silence:
+                    await self._wakeup.wait()
+                self._take()
+                if self._pair is None and silence.cancelled_caught:
+                    break
+        self._finish()
+
+    def _finish(self) -> None:
+        """Everything written before the reply is in the pipes now: read exactly that much."""
+        if self._complete and isinstance(self._failure, KernelDied):
+            self._failure = None  # it died after this cell, not in it
+        self._drain_pipes()
+        self._take()
+        self._ready.extend(self._merger.flush())
+        self._done = True
+
+    def _drain_pipes(self) -> None:
+        self._merge_buffer()  # read before what is still in the pipes
+        for pipe in self._pair.pipes if self._pair is not None else ():
+            for data in pipe.drain():
+                self._ready.extend(self._merger.feed(pipe.name, data))
+
+    def leave(self) -> list[Stream]:
+        """The consumer is gone. Returns the bytes that it has not taken; no more are accepted."""
+        self._take()
+        self._ready.extend(self._merger.flush())
+        self._left = self._done = True
+        left = [output for output in self._ready if isinstance(output, Stream)]
+        self._ready.clear()
+        return left

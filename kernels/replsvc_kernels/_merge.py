@@ -1,0 +1,145 @@
+"""Where rich output stands between the bytes of a cell: a pure merge of two streams and messages.
+
+The guest writes a marker with a nonce into both pipes before each display message and numbers the
+message the same way; so the exact place of a display is known although it travels another road.
+State in, outputs out; no clock, no sockets.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+
+from replsvc_kernels.messages import Output, Stream, StreamName
+
+# ESC ] 9913 ; nonce ; number BEL: an operating system command that no terminal acts on.
+MARKER = b"\x1b]9913;%s;"
+MAX_DIGITS = 15
+MAX_HELD_BYTES = 4 * 1024 * 1024
+MAX_HELD_DISPLAYS = 256
+
+
+class Merger:
+    """One cell's streams and displays, in their order.
+
+    Bytes pass at once, unless their stream stands at a marker whose display has not come yet, or
+    whose other stream has not reached it. More than `MAX_HELD_BYTES` held, or `flush`, gives
+    everything up in order of arrival: a kernel that lies about markers loses order, never bytes.
+    """
+
+    def __init__(self, nonce: bytes, cell: str = "") -> None:
+        self._prefix = MARKER % nonce
+        self._marker = re.compile(re.escape(self._prefix) + rb"([0-9]{1,%d})\x07" % MAX_DIGITS)
+        self._longest = len(self._prefix) + MAX_DIGITS + 1
+        self._cell = cell
+        self._rest: dict[StreamName, bytes] = {"stdout": b"", "stderr": b""}
+        self._held: dict[StreamName, deque[bytes | int]] = {"stdout": deque(), "stderr": deque()}
+        self._held_bytes = 0
+        self._displays: dict[int, tuple[Output, int]] = {}
+        self._shown: set[int] = set()
+
+    def feed(self, name: StreamName, data: bytes) -> list[Output]:
+        """Bytes that came from one stream."""
+        if b"\x1b" not in data and not self._rest[name] and not self._held[name]:
+            return [Stream(name, data, self._cell)] if data else []
+        for segment in self._split(name, self._rest[name] + data):
+            if not isinstance(segment, int):
+                self._held_bytes += len(segment)
+            self._held[name].append(segment)
+        return self._advance()
+
+    def display(self, number: int | None, output: Output, size: int = 0) -> list[Output]:
+        """A display message of `size` bytes; `number` is its marker's, None when it has none."""
+        if number is None or number in self._shown or number in self._displays:
+            return [output]
+        self._displays[number] = (output, size)
+        self._held_bytes += size
+        return self._advance()
+
+    @property
+    def missing(self) -> bool:
+        """Whether a stream stands at the marker of a display that has not come."""
+        return any(
+            isinstance(held[0], int) and held[0] not in self._displays
+            for held in self._held.values()
+            if held
+        )
+
+    def flush(self) -> list[Output]:
+        """Everything that is held: the cell has ended, or order can't be had."""
+        out: list[Output] = []
+        for name, rest in self._rest.items():
+            if rest:
+                self._held[name].append(rest)
+                self._held_bytes += len(rest)
+                self._rest[name] = b""
+        self._release(out)
+        # Both streams stand at a marker now, or are empty. The lower one was written first.
+        while heads := [held[0] for held in self._held.values() if held]:
+            number = min(head for head in heads if isinstance(head, int))
+            self._show(number, out)
+            self._release(out)
+        for number in sorted(self._displays):
+            self._show(number, out)
+        return out
+
+    def _advance(self) -> list[Output]:
+        out: list[Output] = []
+        self._release(out)
+        if self._held_bytes > MAX_HELD_BYTES or len(self._displays) > MAX_HELD_DISPLAYS:
+            out += self.flush()
+        return out
+
+    def _split(self, name: StreamName, data: bytes) -> list[bytes | int]:
+        """Cut at markers; what may be the beginning of one is kept for the next chunk."""
+        segments: list[bytes | int] = []
+        start = 0
+        for marker in self._marker.finditer(data):
+            if marker.start() > start:
+                segments.append(data[start : marker.start()])
+            segments.append(int(marker[1]))
+            start = marker.end()
+        keep = self._partial(data[max(start, len(data) - self._longest) :])
+        end = len(data) - keep
+        self._rest[name] = data[end:]
+        if end > start:
+            segments.append(data[start:end])
+        return segments
+
+    def _partial(self, tail: bytes) -> int:
+        """How many bytes at the end may be an unfinished marker: only its first byte is an ESC."""
+        at = tail.rfind(b"\x1b")
+        if at < 0:
+            return 0
+        end = tail[at:]
+        if self._prefix.startswith(end):
+            return len(end)
+        digits = end.removeprefix(self._prefix)
+        unfinished = len(digits) < len(end) and len(digits) <= MAX_DIGITS and digits.isdigit()
+        return len(end) if unfinished else 0
+
+    def _show(self, number: int, out: list[Output]) -> None:
+        """Pass this marker, with its display if that has come."""
+        if number in self._displays:
+            output, size = self._displays.pop(number)
+            self._held_bytes -= size
+            self._shown.add(number)
+            out.append(output)
+        for held in self._held.values():
+            if held and held[0] == number:
+                held.popleft()
+
+    def _release(self, out: list[Output]) -> None:
+        while True:
+            for name, held in self._held.items():
+                while held and (not isinstance(held[0], int) or held[0] in self._shown):
+                    segment = held.popleft()
+                    if not isinstance(segment, int):
+                        self._held_bytes -= len(segment)
+                        out.append(Stream(name, segment, self._cell))
+            heads = [held[0] if held else None for held in self._held.values()]
+            if not isinstance(heads[0], int) or heads[0] != heads[1]:
+                return
+            if heads[0] not in self._displays:
+                return
+            self._show(heads[0], out)

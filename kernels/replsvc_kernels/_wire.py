@@ -1,0 +1,429 @@
+"""`WireKernel`: a kernel over the Jupyter wire, the same for every backend.
+
+Readers take messages off the channels and hand them to the running cell or to whoever waits for a
+reply; the cell's consumer does the rest (`_cell`). Completion is reply and idle, or the process's
+end, watched together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Literal
+
+import trio
+
+from replsvc_kernels._cell import MAX_BUFFERED_BYTES, WireCell
+from replsvc_kernels._channels import Channels, Message
+from replsvc_kernels._merge import Merger
+from replsvc_kernels._parse import json_object, parse_failure, parse_reply, text
+from replsvc_kernels._pipes import Pair, Pipe, Pump
+from replsvc_kernels.backends.base import Process
+from replsvc_kernels.kernel import (
+    Cell,
+    Kernel,
+    KernelDied,
+    KernelError,
+    KernelInfo,
+    ProtocolViolation,
+)
+from replsvc_kernels.messages import Exit, Limits, Output, SetupCode, SetupReport, Stream
+
+MAX_WAITING_MESSAGES = 200
+MAX_SETUP_OUTPUT_BYTES = 64 * 1024
+PRINTED_BYTES = 8 * 1024
+# Until a kernel that is starting answers, it is asked after such pauses, each twice the last.
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
+
+
+class _Waiter:
+    """Messages whose parents are requests that someone waits on."""
+
+    def __init__(self) -> None:
+        self.messages: deque[Message] = deque(maxlen=MAX_WAITING_MESSAGES)
+        self.event = trio.Event()
+
+    def put(self, message: Message) -> None:
+        self.messages.append(message)
+        self.event.set()
+
+    async def wait(self) -> None:
+        await self.event.wait()
+        self.event = trio.Event()
+
+
+class WireKernel(Kernel):
+    """A kernel on its `Process`, `Channels` and, with our guest, `Pump`. `run` keeps it going.
+
+    `message_interrupt_s` makes interrupts a message with that deadline, instead of a signal;
+    `printed` is where whoever launched the kernel keeps the last it wrote outside cells.
+    """
+
+    def __init__(
+        self,
+        info: KernelInfo,
+        process: Process,
+        channels: Channels,
+        limits: Limits,
+        *,
+        pump: Pump | None = None,
+        nonce: bytes = b"",
+        message_interrupt_s: float | None = None,
+        printed: bytearray | None = None,
+    ) -> None:
+        self.info, self._nonce = info, nonce
+        self._pump, self._process, self._channels, self._limits = pump, process, channels, limits
+        self._message_interrupt_s = message_interrupt_s
+        self._cells: dict[str, WireCell] = {}
+        self._waiting: dict[str, _Waiter] = {}
+        self._send_late, self._late = trio.open_memory_channel[Stream](0)
+        self._late_backlog: deque[Stream] = deque()
+        self._late_bytes = 0
+        self._late_pairs: dict[int, Pair] = {}
+        self._late_wakeup = trio.Event()
+        self._printed = bytearray() if printed is None else printed
+        self._next: Pair | None = None
+        self._violation: ProtocolViolation | None = None
+
+    # Running
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Read channels and pipes, and watch the process, until cancelled."""
+        async with self._send_late, trio.open_nursery() as nursery:
+            if self._pump is not None:
+                nursery.start_soon(self._pump.run)
+            nursery.start_soon(self._feed_late)
+            nursery.start_soon(self._guard, self._read_shell)
+            nursery.start_soon(self._guard, self._read_iopub)
+            nursery.start_soon(self._guard, self._read_control)
+            nursery.start_soon(self._watch_process)
+            task_status.started()
+
+    async def _guard(self, read: Callable[[], Awaitable[None]]) -> None:
+        """A kernel that breaks the protocol is ended, and whoever waits on it is told why."""
+        try:
+            await read()
+        except ProtocolViolation as violation:
+            await self._end_for(violation)
+
+    async def _end_for(self, violation: ProtocolViolation) -> None:
+        self._violation = self._violation or violation
+        self._fail_all(self._violation)
+        await self._process.kill()
+
+    async def _read_iopub(self) -> None:
+        while True:
+            message = await self._channels.receive("iopub")
+            if (cell := self._cells.get(message.parent)) is not None:
+                await cell.put(message)
+            else:
+                self._wake_waiter(message)
+
+    async def _read_shell(self) -> None:
+        while True:
+            message = await self._channels.receive("shell")
+            if message.type == "execute_reply":
+                if (cell := self._cells.get(message.parent)) is not None:
+                    cell.end(parse_reply(message, self._limits))
+            else:
+                self._wake_waiter(message)
+
+    async def _read_control(self) -> None:
+        while True:
+            self._wake_waiter(await self._channels.receive("control"))
+
+    def _wake_waiter(self, message: Message) -> None:
+        if (waiter := self._waiting.get(message.parent)) is not None:
+            waiter.put(message)
+
+    async def _watch_process(self) -> None:
+        died = await self._process.wait_exited()
+        self._fail_all(self._violation or KernelDied(died, bytes(self._printed)))
+
+    def _fail_all(self, error: BaseException) -> None:
+        for cell in self._cells.values():
+            cell.fail(error)
+        for waiter in self._waiting.values():
+            waiter.event.set()
+
+    def _raise_if_dead(self) -> None:
+        if self._violation is not None:
+            raise self._violation
+        if self._process.exit is not None:
+            raise KernelDied(self._process.exit, bytes(self._printed))
+
+    # Output outside cells
+
+    def orphan(self, pair: Pair) -> None:
+        """Keep the last of what the kernel prints outside cells, to explain a death."""
+        assert self._pump is not None
+        pair.sink = self._keep_printed
+        self._pump.register(pair)
+
+    def _keep_printed(self, _pipe: Pipe, data: bytes) -> bool:
+        self._printed += data
+        del self._printed[:-PRINTED_BYTES]
+        return True
+
+    def _add_late(self, outputs: list[Output], cell: str) -> None:
+        for output in outputs:
+            if isinstance(output, Stream):
+                late = Stream(output.name, output.data, cell, background=True)
+                self._late_backlog.append(late)
+                self._late_bytes += len(late.data)
+        self._late_wakeup.set()
+
+    def _late_sink(self, cell: str) -> Callable[[Pipe, bytes], bool]:
+        merger = Merger(self._nonce, cell)
+
+        def sink(pipe: Pipe, data: bytes) -> bool:
+            self._late_pairs[pipe.pair.number] = pipe.pair
+            self._add_late(merger.feed(pipe.name, data) if data else merger.flush(), cell)
+            return self._late_bytes < MAX_BUFFERED_BYTES
+
+        return sink
+
+    async def _feed_late(self) -> None:
+        while True:
+            await self._late_wakeup.wait()
+            self._late_wakeup = trio.Event()
+            while self._late_backlog:
+                # Taken out only when it was given: cancellation loses nothing, and counts stay
+                # right.
+                await self._send_late.send(self._late_backlog[0])
+                self._late_bytes -= len(self._late_backlog.popleft().data)
+            pairs, self._late_pairs = self._late_pairs, {}
+            for pair in pairs.values():
+                assert self._pump is not None
+                self._pump.resume(pair)
+
+    @property
+    def background(self) -> trio.MemoryReceiveChannel[Stream]:
+        """See `Kernel.background`."""
+        return self._late
+
+    # Requests
+
+    def _take_pair(self, pump: Pump) -> Pair:
+        pair, self._next = self._next or pump.hand_over(), None
+        return pair
+
+    def prefetch(self) -> None:
+        """Send the next cell's pipes ahead, while nobody waits."""
+        if self._pump is not None and self._next is None and self._process.exit is None:
+            # Short of descriptors now: the next cell tries again, and says so.
+            with contextlib.suppress(OSError):
+                self._next = self._pump.hand_over()
+
+    async def _send(
+        self,
+        channel: Literal["shell", "control"],
+        type_: str,
+        content: Mapping[str, Any],
+        metadata: Mapping[str, Any] | None = None,
+    ) -> str:
+        try:
+            return self._channels.request(channel, type_, content, metadata)
+        except ProtocolViolation as violation:
+            await self._end_for(violation)
+            raise
+
+    @asynccontextmanager
+    async def execute(
+        self, code: str, *, cell: str, env: Mapping[str, str] | None = None
+    ) -> AsyncIterator[Cell]:
+        """See `Kernel.execute`."""
+        self._raise_if_dead()
+        if env and self._pump is None:
+            raise KernelError("this kernel has no guest: a cell can't have variables of its own")
+        content = {
+            "code": code,
+            "silent": False,
+            "store_history": True,
+            "user_expressions": {},
+            "allow_stdin": False,
+            # Per call, never for the queue: only one request is ever with the kernel.
+            "stop_on_error": False,
+        }
+        metadata: dict[str, Any] = {}
+        pair: Pair | None = None
+        if self._pump is not None:
+            pair = self._take_pair(self._pump)
+            pair.cell = cell
+            metadata = {"replsvc": {"pair": pair.number, "env": dict(env or {})}}
+        running = WireCell(cell, self._nonce, self._pump, pair)
+        id_ = ""
+        try:
+            id_ = await self._send("shell", "execute_request", content, metadata)
+            self._cells[id_] = running
+            yield running
+        finally:
+            self._cells.pop(id_, None)
+            self._add_late([*running.leave()], cell)
+            if self._pump is not None and pair is not None:
+                pair.sink = self._late_sink(cell)
+                self._pump.retire(pair)
+                self._pump.resume(pair)
+                self.prefetch()
+
+    async def request(
+        self,
+        channel: Literal["shell", "control"],
+        type_: str,
+        content: Mapping[str, Any],
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Message:
+        """Send a request and wait for its reply, whose type ends in `_reply` instead.
+
+        Raises `KernelDied` when the process ends first. The caller sets the deadline: a handler
+        that raises in the kernel never replies.
+        """
+        self._raise_if_dead()
+        id_ = await self._send(channel, type_, content, metadata)
+        waiter = self._waiting[id_] = _Waiter()
+        try:
+            while True:
+                await waiter.wait()
+                while waiter.messages:
+                    message = waiter.messages.popleft()
+                    if message.type == type_.removesuffix("_request") + "_reply":
+                        return message
+                self._raise_if_dead()
+        finally:
+            del self._waiting[id_]
+
+    async def setup(self, code: SetupCode) -> SetupReport:
+        """See `Kernel.setup`."""
+        if self._pump is None:
+            raise KernelError("this kernel has no guest: setup code can't run in it")
+        self._raise_if_dead()
+        printed = bytearray()
+        merger = Merger(self._nonce)  # nothing is displayed outside cells, but markers are written
+        pair = self._take_pair(self._pump)
+
+        def keep(outputs: list[Output]) -> None:
+            for output in outputs:
+                if isinstance(output, Stream):
+                    printed.extend(output.data)
+            del printed[:-MAX_SETUP_OUTPUT_BYTES]
+
+        def sink(pipe: Pipe, data: bytes) -> bool:
+            keep(merger.feed(pipe.name, data))
+            return True
+
+        def all_printed() -> bytes:
+            for pipe in pair.pipes:
+                for data in pipe.drain():
+                    sink(pipe, data)
+            keep(merger.flush())
+            return bytes(printed)
+
+        pair.sink = sink
+        self._pump.register(pair)
+        content = {
+            "name": code.name,
+            "source": code.source,
+            "file": code.file,
+            "first_line": code.first_line,
+            "body_of": code.body_of,
+            "values": dict(code.values),
+            "pair": pair.number,
+        }
+        started = trio.current_time()
+        try:
+            reply = (await self.request("shell", "setup_request", content)).content
+        except KernelDied as died:
+            raise KernelDied(died.exit, all_printed()) from None
+        finally:
+            # What the setup's own processes print later is nobody's output: let it go.
+            self._pump.retire(pair)
+            self.prefetch()
+        names = reply.get("names")
+        return SetupReport(
+            code.name,
+            tuple(text(name, 1_000) for name in names[:10_000]) if isinstance(names, list) else (),
+            all_printed(),
+            trio.current_time() - started,
+            None if reply.get("status") == "ok" else parse_failure(reply, self._limits),
+        )
+
+    async def wait_ready(self) -> None:
+        """Wait until replies arrive *and* our subscription to iopub is in force.
+
+        A shell reply says nothing about the subscription: only our own status on iopub does, so ask
+        again until it shows. Raises `KernelDied` and `ProtocolViolation`.
+        """
+        waiter, asked = _Waiter(), list[str]()
+        pause, answered, idle = FIRST_PAUSE_S, False, False
+        try:
+            while True:
+                self._raise_if_dead()
+                asked.append(await self._send("shell", "kernel_info_request", {}))
+                self._waiting[asked[-1]] = waiter
+                with trio.move_on_after(pause):
+                    while True:
+                        await waiter.wait()
+                        self._raise_if_dead()
+                        while waiter.messages:
+                            message = waiter.messages.popleft()
+                            if message.type == "kernel_info_reply":
+                                answered, pause = True, FIRST_PAUSE_S
+                                self._learn(message)
+                            elif message.type == "status":
+                                idle |= message.content.get("execution_state") == "idle"
+                        if answered and idle:
+                            return
+                if not answered:
+                    pause = min(2 * pause, LONGEST_PAUSE_S)
+        finally:
+            for id_ in asked:
+                self._waiting.pop(id_, None)
+
+    def _learn(self, message: Message) -> None:
+        language = json_object(message.content.get("language_info"))
+        self.info = KernelInfo(
+            text(language.get("name"), 100) or self.info.language,
+            text(language.get("version"), 100) or self.info.version,
+            self.info.has_guest,
+            self.info.isolation,
+            self._process.pid,
+        )
+
+    # Ending
+
+    async def interrupt(self) -> bool:
+        """See `Kernel.interrupt`."""
+        if self._message_interrupt_s is None:
+            return await self._process.signal(signal.SIGINT)
+        with contextlib.suppress(KernelError), trio.move_on_after(self._message_interrupt_s):
+            await self.request("control", "interrupt_request", {})
+            return True
+        return False
+
+    async def terminate(self) -> None:
+        """See `Kernel.terminate`."""
+        await self._process.signal(signal.SIGTERM)
+
+    async def kill(self) -> None:
+        """See `Kernel.kill`."""
+        await self._process.kill()
+
+    async def shutdown(self, grace_s: float) -> None:
+        """Ask politely, wait at most `grace_s`, then end whatever is left."""
+        if self._process.exit is None and grace_s > 0:
+            with contextlib.suppress(KernelError), trio.move_on_after(grace_s):
+                self._channels.request("control", "shutdown_request", {"restart": False})
+                await self._process.wait_exited()
+        await self._process.kill()
+
+    @property
+    def exit(self) -> Exit | None:
+        """See `Kernel.exit`."""
+        return self._process.exit
+
+    async def wait_exited(self) -> Exit:
+        """See `Kernel.wait_exited`."""
+        return await self._process.wait_exited()

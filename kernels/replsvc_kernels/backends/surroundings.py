@@ -1,0 +1,57 @@
+"""What a kernel that runs on this machine finds around it: its directory and its environment."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from replsvc_kernels.kernel import LaunchError, LaunchSpec
+
+# sockaddr_un holds 108 bytes with its end; our longest name below the directory is "/k-5".
+MAX_DIRECTORY_BYTES = 90
+PORTS = {"shell": 1, "iopub": 2, "stdin": 3, "control": 4, "hb": 5}
+
+
+@contextmanager
+def private_directory(parent: str | None = None) -> Iterator[str]:
+    """A short-lived 0700 directory for one kernel's sockets; raises `LaunchError` when too deep."""
+    try:
+        path = tempfile.mkdtemp(prefix="replsvc-", dir=parent)
+    except OSError as error:
+        raise LaunchError(f"no private directory for sockets can be made: {error}") from error
+    try:
+        if len(os.fsencode(path)) > MAX_DIRECTORY_BYTES:
+            raise LaunchError(
+                f"{path} is too long for unix sockets: set TMPDIR to a directory of at most "
+                f"{MAX_DIRECTORY_BYTES - 20} bytes"
+            )
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def kernel_environment(spec: LaunchSpec, python: str) -> dict[str, str]:
+    """All variables a kernel sees: what it needs to run at all, then what was declared."""
+    bin_dir = str(Path(python).parent)
+    return {
+        "PATH": f"{bin_dir}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "HOME": spec.workspace,
+        "TMPDIR": spec.workspace,
+        "LANG": "C.UTF-8",
+        "TERM": "dumb",
+        "NO_COLOR": "1",
+        "PYTHONUNBUFFERED": "1",
+        **spec.env,
+    }
+
+
+def last_line(printed: bytes) -> str:
+    """The last line that a process printed, without colours, to say why it ended."""
+    text = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", printed.decode(errors="backslashreplace"))
+    lines = [line for line in text.strip().splitlines() if line.strip()]
+    return lines[-1][:500] if lines else "it printed nothing"
