@@ -62,6 +62,10 @@ class Database:
                 stack.callback(self.reading.dispose)
                 with self.connect() as connection:
                     upgrade(connection)
+                    # From now on a reader's connection is open: with the last one SQLite takes its
+                    # shared memory away, and on a full disk nobody could read until there is room.
+                    with self.reading.connect() as reader:
+                        reader.exec_driver_sql("SELECT 1 FROM meta").close()
             except Exception as error:
                 raise storage_error(error, "opened", self.directory) from error
             self._opened = stack.pop_all()

@@ -12,6 +12,8 @@ from weakref import WeakValueDictionary
 
 import trio
 
+from replsvc.errors import SessionNotFoundError
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
@@ -65,7 +67,12 @@ class Feed:
         """Learn `last_seq` from the log unless it is known. Raises `SessionNotFoundError`."""
         await trio.lowlevel.checkpoint()
         if not self._loaded:
-            found = await self._load(self.session_id)
+            try:
+                found = await self._load(self.session_id)
+            except SessionNotFoundError:
+                if not (self.last_seq or self.ended):
+                    raise
+                found = 0  # it was deleted meanwhile
             # Meanwhile more may have been published, or what was found is still to be published.
             self.last_seq = max(self.last_seq, found)
             self._loaded = True

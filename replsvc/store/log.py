@@ -27,6 +27,7 @@ class EventLog:
 
     What is read or followed is on disk. Writing goes on in a thread of its own: methods that change
     something return when it is on disk, and a cancelled one is carried out all the same.
+    `directory` is where the log is.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class EventLog:
         from replsvc.store.reader import Reader  # noqa: PLC0415
         from replsvc.store.writer import Writer  # noqa: PLC0415
 
+        self.directory = database.directory
         self._reader = Reader(database)
         self._feeds = Feeds(
             self._reader.last_seq,

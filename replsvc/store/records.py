@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime  # noqa: TC003 - pydantic reads it
+from datetime import datetime
 from typing import Any
 
 from pydantic import Field

@@ -14,7 +14,7 @@ import trio
 from sqlalchemy import Connection, insert
 from sqlalchemy.dialects.sqlite import dialect
 
-from replsvc.errors import ReplsvcError, StorageError
+from replsvc.errors import StorageError
 from replsvc.store import queries
 from replsvc.store.faults import storage_error
 from replsvc.store.pending import Batch, Change, Pending
@@ -33,6 +33,9 @@ _COLUMNS = ("session_id", "seq", "call_id", "kind", "at", "data", "blob")
 _INSERT = str(
     insert(events).compile(dialect=dialect(paramstyle="qmark"), column_keys=list(_COLUMNS))
 )
+
+
+_FULL = {"sqlite": "SQLITE_FULL"}
 
 
 class Transaction:
@@ -162,6 +165,8 @@ class Writer:
             self.pending_bytes -= pending.size
         self._settle(batch)
         batch.settled.set()
+        # Each refers to its batch: what they hold would stay until the garbage collector runs.
+        batch.pendings.clear()
         if self.pending_bytes < self._cap:
             self._room.set()
             self._room = trio.Event()
@@ -188,7 +193,7 @@ class Writer:
     def _commit(self, pendings: Sequence[Pending[Any]]) -> bool:
         """Commit all, or else halves, down to the single ones that fail.
 
-        False when it wasn't (only) the caller's mistake that made one fail.
+        False when one failed in a way that a new connection might mend.
         """
         try:
             self._transact(pendings)
@@ -196,10 +201,10 @@ class Writer:
             fault = error
         else:
             return True
-        healthy = isinstance(fault, ReplsvcError)
         if len(pendings) == 1:
-            pendings[0].error = storage_error(fault, "written", self._database.directory)
-            return healthy
+            told = storage_error(fault, "written", self._database.directory)
+            pendings[0].error = told
+            return not isinstance(told, StorageError) or told.details == _FULL
         middle = len(pendings) // 2
         first = self._commit(pendings[:middle])
         return self._commit(pendings[middle:]) and first
