@@ -18,7 +18,7 @@ from replsvc.extension.contract import (
 )
 from replsvc.extension.issues import clip, extension_error, raised, shown
 from replsvc.extension.naming import FreeNames, qualified_name
-from replsvc.extension.secret import redact, secrets_in
+from replsvc.extension.secret import redact, redaction_problem, secrets_in
 from replsvc.extension.source import SourceError, setup_code
 
 if TYPE_CHECKING:
@@ -204,17 +204,16 @@ def _resolved(item: _Item) -> ResolvedExtension | None:
             setup = setup_code(item.name, code)
         except SourceError as error:
             item.issues.append(f"code {error}")
+    quoted = code.secrets if isinstance(code, Quoted) else ()
+    secrets = tuple(dict.fromkeys([*secrets_in(item.opts), *quoted]))
+    item.issues += [problem for secret in secrets if (problem := redaction_problem(secret))]
     if item.issues:
         return None
     return ResolvedExtension(
         name=item.name,
         setup=setup,
         description=description,
-        secrets=tuple(
-            dict.fromkeys(
-                [*secrets_in(item.opts), *(code.secrets if isinstance(code, Quoted) else ())]
-            )
-        ),
+        secrets=secrets,
         requires=tuple(thing.requires) if isinstance(thing, Extension) else (),
         network=tuple(thing.network) if isinstance(thing, Extension) else (),
     )

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NoReturn
 
-MASK = "***"
+from replsvc.redaction import MASK, Redactor
 
 
 class Secret:
@@ -89,14 +88,15 @@ def _walk(values: Iterable[object]) -> Iterator[Secret]:
             waiting.extend(reversed(inside))
 
 
+def redaction_problem(secret: str) -> str | None:
+    """Why `secret` can't be redacted, as a sentence; None when it can."""
+    try:
+        Redactor([secret])
+    except ValueError as error:
+        return str(error)
+    return None
+
+
 def redact(text: str, secrets: Iterable[str]) -> str:
-    """`text` with every secret masked, also where it stands escaped in a `repr` or in JSON."""
-    forms = {
-        form
-        for secret in secrets
-        if secret
-        for form in (secret, repr(secret)[1:-1], json.dumps(secret)[1:-1])
-    }
-    for form in sorted(forms, key=lambda form: (-len(form), form)):  # the longest holds the others
-        text = text.replace(form, MASK)
-    return text
+    """`text` without those of `secrets` that can be redacted, also where they stand escaped."""
+    return Redactor(secret for secret in secrets if redaction_problem(secret) is None).text(text)

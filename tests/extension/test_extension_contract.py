@@ -157,7 +157,5 @@ def test_secrets_are_found_in_containers_once_and_in_order() -> None:
     assert secrets_in(value, Secret("a"), Secret("z")) == ("a", "b", "k", "c", "z")
 
 
-def test_redacting_masks_also_escaped_and_overlapping_secrets() -> None:
-    key = 'pass"word\nünï'
-    text = f"{key} {key!r} {json.dumps(key)} short long-short"
-    assert redact(text, [key, "short", "long-short", ""]) == "*** '***' \"***\" *** ***"
+def test_redacting_leaves_out_what_can_not_be_redacted() -> None:
+    assert redact("hunter2 no", ["hunter2", "no", ""]) == "[redacted] no"

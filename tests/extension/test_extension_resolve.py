@@ -351,7 +351,13 @@ def test_a_secret_is_masked_in_issues() -> None:
             raise ValueError(f"bad key {opts['key'].reveal()!r}")
 
     (issue,) = issues_of((Leaking, {"key": Secret("hunter2")}))
-    assert "bad key '***'" in issue
+    assert "bad key '[redacted]'" in issue
+
+
+def test_a_secret_that_is_too_short_to_be_redacted_is_an_issue_without_being_shown() -> None:
+    (issue,) = issues_of((Given(), {"key": Secret("zqx")}))
+    assert issue.startswith("extensions[0] (Given): a secret of 3 characters can't be redacted")
+    assert "zqx" not in issue
 
 
 @pytest.mark.parametrize(
