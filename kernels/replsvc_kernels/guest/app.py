@@ -1,0 +1,220 @@
+"""The application, in two steps: `build` imports and constructs, `plumb` makes sockets and threads.
+
+Nothing in `build` opens a descriptor that matters or starts a thread, so that it can be done once
+and forked many times.
+"""
+
+# mypy: disallow-untyped-calls=False
+# IPython's and ipykernel's classes carry no types
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import getpass
+import logging
+import os
+import signal
+import sys
+import warnings
+from typing import Any
+
+from . import compat, interrupts, tracebacks
+
+compat.without_debugger()
+
+import ipykernel  # noqa: E402
+import IPython  # noqa: E402
+import tornado  # noqa: E402
+import zmq  # noqa: E402
+from ipykernel.control import ControlThread  # noqa: E402
+from ipykernel.kernelapp import IPKernelApp  # noqa: E402
+from tornado.ioloop import IOLoop  # noqa: E402
+from traitlets.config import Config  # noqa: E402
+from zmq.eventloop.zmqstream import ZMQStream  # noqa: E402
+
+from .asking import guard_debugger  # noqa: E402
+from .capture import Capture  # noqa: E402
+from .forks import Forks  # noqa: E402
+from .hidden import hide  # noqa: E402
+from .kernel import GuestKernel  # noqa: E402
+from .publish import GuestSession, Publisher  # noqa: E402
+from .shell import NoProfile  # noqa: E402
+
+LINGER_MS = 200
+BACKEND = "module://matplotlib_inline.backend_inline"
+
+
+def build() -> GuestApp:
+    """The application with its kernel and shell, without a socket or thread."""
+    app: GuestApp = GuestApp.instance(config=_config())
+    app.construct()
+    return app
+
+
+class GuestApp(IPKernelApp):
+    """ipykernel's application, for those who look for one; it parses and reads nothing."""
+
+    context: Any
+    io_loop: Any
+    kernel: Any
+
+    def construct(self) -> None:
+        """Make session, shell and kernel."""
+        self.session = GuestSession(parent=self)
+        guard_debugger(lambda: bool(self.kernel.answered()))
+        self.init_pdb()
+        self.interrupts = interrupts.Interrupts()
+        self.kernel = GuestKernel.instance(
+            parent=self, session=self.session, log=self.log, profile_dir=NoProfile()
+        )
+        self.kernel.interrupts = self.interrupts
+        self.init_shell()
+        builtins.input = self.kernel.raw_input
+        getpass.getpass = self.kernel.getpass
+        tracebacks.hide_packages(IPython, ipykernel)
+        # IPython says so after each SystemExit, and it is not true here
+        warnings.filterwarnings("ignore", message="To exit: use 'exit', 'quit', or Ctrl-D")
+
+    def plumb(self, link: Any) -> None:
+        """Take the host's key, bind the sockets, start the control thread, and say ready."""
+        hello, orphan = link.hello()
+        self._detach_stdin()
+        kernel, session = self.kernel, self.session
+        session.key = hello["key"].encode()
+        self.transport, self.ip = hello["transport"], hello["ip"]
+        ports = hello["ports"]
+        loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(loop)
+        self.io_loop = IOLoop.current()
+        compat.adopt_loop(kernel)
+        compat.enable_nested_run(loop)
+
+        self.capture = Capture(orphan, hello["nonce"])
+        session.mark = self.capture.mark
+        self._log_to_orphan()
+        self.context = zmq.Context()
+        shell, control, stdin = (
+            self._bind(zmq.ROUTER, ports[name]) for name in ("shell", "control", "stdin")
+        )
+        iopub = self._bind(zmq.XPUB, ports["iopub"])
+        self.control_thread = ControlThread(daemon=True)
+        self.publisher = Publisher(iopub, session, self.interrupts.whole)
+        kernel.shell_stream = ZMQStream(shell, self.io_loop)
+        kernel.control_stream = ZMQStream(control, self.control_thread.io_loop)
+        kernel.control_thread = self.control_thread
+        kernel.stdin_socket = stdin
+        kernel.iopub_socket = self.iopub_socket = self.publisher
+        kernel.capture, kernel.link = self.capture, link
+        kernel.record_ports({f"{name}_port": port for name, port in ports.items()})
+        for speaker in (kernel.shell.displayhook, kernel.shell.display_pub):
+            speaker.session, speaker.pub_socket = session, self.publisher
+        kernel.forks = Forks(self.capture, link, kernel)
+        kernel.forks.install(loop, kernel.awaiting)
+        self._patch_create_task(loop)
+        self.interrupts.install(
+            tuple(os.path.dirname(str(m.__file__)) for m in (IPython, ipykernel, tornado, zmq))
+        )
+        signal.signal(signal.SIGTERM, self._terminated)
+
+        control_loop: Any = self.control_thread.io_loop.asyncio_loop  # type: ignore[attr-defined]
+        self.publisher.attend(control_loop)
+        link.watch(control_loop)
+        self.control_thread.start()
+        kernel.start()
+        self._show_workspace(hello.get("hidden") or [])
+        link.ready(
+            python=sys.version.split()[0],
+            implementation=sys.implementation.name,
+            ipykernel=ipykernel._version.__version__,
+            ipython=IPython.__version__,
+        )
+
+    def serve(self) -> None:
+        """Handle requests until a shutdown; then run exit handlers and end the process."""
+        loop = self.io_loop.asyncio_loop
+        while True:
+            try:
+                loop.run_forever()
+                break
+            except (KeyboardInterrupt, SystemExit):
+                # from a task that some cell left behind: its own end, not the kernel's
+                continue
+        self.control_thread.stop()
+        self.control_thread.join()
+        self.kernel.shell_stream.close()
+        self.kernel.control_stream.close()
+        self.kernel.stdin_socket.close()
+        compat.run_atexit()
+        self.capture.end()
+        self.publisher.close()
+        self.context.term()
+        os._exit(0)
+
+    def _terminated(self, number: int, _frame: Any) -> None:
+        """SIGTERM: run the exit handlers, then end by it. A second one ends at once."""
+        signal.signal(number, signal.SIG_DFL)
+        try:
+            compat.run_atexit()
+        finally:
+            self.capture.end()
+            os.kill(os.getpid(), number)
+
+    def _bind(self, kind: int, port: int) -> Any:
+        socket = self.context.socket(kind)
+        socket.linger = LINGER_MS
+        if kind == zmq.ROUTER:
+            socket.router_handover = 1
+        else:
+            # a second client must be welcomed too
+            socket.setsockopt(zmq.XPUB_VERBOSE, 1)
+        self._bind_socket(socket, port)
+        return socket
+
+    @staticmethod
+    def _detach_stdin() -> None:
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.close(null)
+
+    def _log_to_orphan(self) -> None:
+        """What ipykernel and tornado complain of belongs to no cell."""
+        handler = logging.StreamHandler(self.capture.orphan.err)
+        handler.setFormatter(logging.Formatter(logging.BASIC_FORMAT))
+        for logger in (self.log, logging.getLogger("tornado")):
+            logger.handlers[:] = [handler]
+            logger.propagate = False
+            logger.setLevel(logging.ERROR)
+
+    @staticmethod
+    def _show_workspace(hidden: list[str]) -> None:
+        """Only now may imports find files of the workspace."""
+        if not os.environ.get("MPLBACKEND"):
+            os.environ["MPLBACKEND"] = BACKEND
+        hide(hidden)
+        sys.path.insert(0, "")
+
+    @staticmethod
+    def _patch_create_task(loop: Any) -> None:
+        """`asyncio.create_task` in a synchronous cell makes a task of the kernel's loop."""
+        stock = asyncio.create_task
+
+        def create_task(coro: Any, **options: Any) -> Any:
+            if asyncio._get_running_loop() is None and loop.is_running():
+                given = {name: value for name, value in options.items() if value is not None}
+                return loop.create_task(coro, **given)
+            return stock(coro, **options)
+
+        asyncio.create_task = asyncio.tasks.create_task = create_task
+
+
+def _config() -> Any:
+    config = Config()
+    config.HistoryManager.enabled = False
+    config.HistoryManager.hist_file = ":memory:"
+    config.IPCompleter.use_jedi = False
+    config.InteractiveShell.banner1 = ""
+    config.InteractiveShell.colors = "NoColor"
+    config.InteractiveShell.display_page = True
+    config.IPKernelApp.connection_file = ""
+    return config

@@ -1,0 +1,142 @@
+"""IOPub without a thread: messages leave from whoever speaks, whole and one after another."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections import deque
+from typing import Any, Callable
+
+import zmq
+from jupyter_client.jsonutil import json_default
+from jupyter_client.session import Session, json_packer
+
+MARKED = frozenset(("display_data", "update_display_data", "execute_result", "clear_output"))
+
+_encode = json.JSONEncoder(
+    default=json_default, ensure_ascii=False, allow_nan=False, separators=(",", ":")
+).encode
+
+
+def pack(value: Any) -> bytes:
+    """JSON as bytes. Lone surrogates, which no JSON reader has to accept, are shown escaped."""
+    try:
+        return _encode(value).encode()
+    except UnicodeEncodeError:
+        return _encode(_scrub(value)).encode()
+    except (TypeError, ValueError):
+        return json_packer(_scrub(value))
+
+
+def _scrub(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_scrub(key): _scrub(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_scrub(item) for item in value]
+    return value
+
+
+class GuestSession(Session):
+    """Numbers display messages, with a mark at their exact place in the output.
+
+    In a forked child every message goes nowhere: the sockets are the parent's.
+    """
+
+    mark: Callable[[], int] | None = None
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.pack = pack
+        self.none = pack({})
+
+    def send(
+        self,
+        stream: Any,
+        msg_or_type: Any,
+        content: Any = None,
+        parent: Any = None,
+        ident: Any = None,
+        buffers: Any = None,
+        track: bool = False,
+        header: Any = None,
+        metadata: Any = None,
+    ) -> Any:
+        """Send as the base class does."""
+        if os.getpid() != self.pid:
+            return None
+        is_message = isinstance(msg_or_type, dict)
+        kind = msg_or_type.get("msg_type") if is_message else msg_or_type
+        if kind in MARKED and self.mark is not None:
+            place = {"replsvc_mark": self.mark()}
+            if is_message:
+                msg_or_type = dict(msg_or_type)
+                msg_or_type["metadata"] = {**(msg_or_type.get("metadata") or {}), **place}
+            else:
+                metadata = {**(metadata or {}), **place}
+        return super().send(
+            stream, msg_or_type, content, parent, ident, buffers, track, header, metadata
+        )
+
+
+class Publisher:
+    """The IOPub socket, as ipykernel's objects expect it, for all threads.
+
+    `whole` calls a function so that no exception of a signal handler strikes inside it.
+    """
+
+    def __init__(
+        self, socket: Any, session: Session, whole: Callable[[Callable[[], None]], None]
+    ) -> None:
+        self._socket, self._session, self._whole = socket, session, whole
+        self._lock = threading.RLock()
+        self._queue: deque[tuple[list[Any], bool]] = deque()
+        self._pid = os.getpid()
+        self._sending = False
+
+    def send_multipart(self, parts: list[Any], copy: bool = True, **_flags: Any) -> None:
+        """Send one message. In a forked child, or after `close`, it is dropped."""
+        if os.getpid() != self._pid:
+            return
+        self._queue.append((parts, copy))
+        self._whole(self._drain)
+
+    def attend(self, loop: Any) -> None:
+        """Answer subscriptions with `iopub_welcome`, on the control thread's asyncio loop."""
+        fd = self._socket.getsockopt(zmq.FD)
+        loop.call_soon_threadsafe(loop.add_reader, fd, self._drain)
+
+    def close(self) -> None:
+        """Close the socket; what was sent has its linger time to leave."""
+        with self._lock:
+            self._socket.close()
+
+    def _drain(self) -> None:
+        with self._lock:
+            if self._sending:
+                # a finalizer speaks while this thread is inside a message: after that one
+                return
+            self._sending = True
+            try:
+                while not self._socket.closed:
+                    while self._queue:
+                        parts, copy = self._queue.popleft()
+                        self._socket.send_multipart(parts, copy=copy)
+                    # sending may have swallowed the descriptor's edge: always look
+                    if not self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+                        break
+                    self._welcome(self._socket.recv())
+            finally:
+                self._sending = False
+
+    def _welcome(self, frame: bytes) -> None:
+        if frame[:1] != b"\x01":
+            return
+        topic = frame[1:]
+        message = self._session.msg(
+            "iopub_welcome", {"subscription": topic.decode("utf-8", "replace")}
+        )
+        parts = self._session.serialize(message)
+        self._socket.send_multipart([topic, *parts] if topic else parts)

@@ -1,0 +1,284 @@
+"""The interactive shell: IPython's, without disk, pager, pty or exit, and with readable errors."""
+
+# mypy: disallow-untyped-calls=False
+# IPython's and ipykernel's classes carry no types
+
+from __future__ import annotations
+
+import asyncio
+import codeop
+import linecache
+import os
+import re
+import signal
+import subprocess
+import sys
+from typing import Any
+
+from ipykernel.displayhook import ZMQShellDisplayHook
+from ipykernel.zmqshell import ZMQDisplayPublisher, ZMQInteractiveShell
+from IPython.core.autocall import ZMQExitAutocall
+from IPython.core.compilerop import CachingCompiler, code_name
+from IPython.core.error import UsageError
+from IPython.core.profiledir import ProfileDir
+from traitlets import Type, default, observe
+
+from . import compat
+from .capture import current
+from .tracebacks import Failure, render
+
+# where str.splitlines breaks a line and Python's tokenizer does not
+ODD_BREAKS = re.compile("[\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029]")
+
+
+class NoProfile(ProfileDir):
+    """A profile that is nowhere: no start-up file is read, no directory is made."""
+
+    @observe("location")
+    def _location_changed(self, change: Any) -> None:
+        """Nothing is made."""
+
+    def check_dirs(self) -> None:
+        """Nothing is made."""
+
+
+class CellCompiler(CachingCompiler):
+    """Names cells `<ipython-input-COUNT-HASH>`, and keeps their lines as Python counts them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reset_compiler_flags()
+
+    def reset_compiler_flags(self) -> None:
+        """As IPython's, less the flag that turns Python's own message into "incomplete input"."""
+        super().reset_compiler_flags()
+        self.flags &= ~getattr(codeop, "PyCF_ALLOW_INCOMPLETE_INPUT", 0)
+
+    def get_code_name(self, raw_code: str, transformed_code: str, number: int) -> str:
+        """The name for one cell's code."""
+        del raw_code
+        return str(code_name(transformed_code.encode("utf-8", "backslashreplace").decode(), number))
+
+    def cache(self, transformed_code: str, number: int = 0, raw_code: str | None = None) -> str:
+        """Name the code, and keep its lines for tracebacks."""
+        name = str(super().cache(transformed_code, number, raw_code))
+        lines = transformed_code.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+        linecache.cache[name] = (
+            len(transformed_code),
+            None,
+            [line + "\n" for line in lines],
+            name,
+        )
+        return name
+
+
+class _ByCell:
+    """The parent of a display message is its cell's request, whatever thread or task speaks."""
+
+    _spoken: dict[str, Any] = {}  # noqa: RUF012 - replaced, never changed
+
+    @property
+    def parent_header(self) -> dict[str, Any]:
+        cell = current.get(None)
+        return cell.parent if cell is not None and cell.parent else self._spoken
+
+    @parent_header.setter
+    def parent_header(self, header: dict[str, Any]) -> None:
+        self._spoken = header
+
+
+class DisplayPublisher(_ByCell, ZMQDisplayPublisher):
+    """`display()` for its own cell."""
+
+    _spoken: dict[str, Any] = {}  # noqa: RUF012
+
+
+class DisplayHook(_ByCell, ZMQShellDisplayHook):
+    """The last expression's value, for its own cell."""
+
+    _spoken: dict[str, Any] = {}  # noqa: RUF012
+
+
+class Exit(ZMQExitAutocall):
+    """`exit` and `quit`: an exception like `sys.exit`, as a kernel has nobody to ask."""
+
+    def __call__(self, code: Any = None) -> None:
+        """Raise SystemExit(code)."""
+        raise SystemExit(*(() if code is None else (code,)))
+
+
+class GuestShell(compat.QuietShell, ZMQInteractiveShell):
+    """Reports errors as `tracebacks` renders them; `failure` is the current cell's last one."""
+
+    displayhook_class = Type(DisplayHook)
+    display_pub_class = Type(DisplayPublisher)
+    failure: Failure | None = None
+    display_failed = False
+
+    @default("exiter")
+    def _exiter_default(self) -> Any:
+        return Exit(self)
+
+    def __init__(self, **options: Any) -> None:
+        compat.without_database()
+        super().__init__(**options)
+        self.db = compat.MemoryStore()
+        self._keep_blank_lines()
+
+    def init_ipython_dir(self, ipython_dir: Any) -> None:
+        """None: it would be made in the workspace, and read from there."""
+
+    def init_environment(self) -> None:
+        """Leave it alone: it is what the host declared, and no terminal reads our output."""
+
+    def init_virtualenv(self) -> None:
+        """Leave `sys.path` alone: the interpreter that was asked for is the environment."""
+
+    def begin_cell(self) -> None:
+        """Forget the last cell's failure."""
+        self.failure, self.display_failed = None, False
+
+    def transform_cell(self, raw_cell: str) -> str:
+        """Turn IPython's syntax into Python's. What it can't read is left for Python to refuse."""
+        odd = {
+            char: chr(0xF0000 + n)
+            for n, char in enumerate(sorted(set(ODD_BREAKS.findall(raw_cell))))
+        }
+        cell = raw_cell
+        for char, stand_in in odd.items():
+            cell = cell.replace(char, stand_in)
+        try:
+            cell = str(super().transform_cell(cell))
+        except Exception:
+            if _compiles(raw_cell):
+                raise
+            return raw_cell
+        for char, stand_in in odd.items():
+            cell = cell.replace(stand_in, char)
+        return cell
+
+    def _keep_blank_lines(self) -> None:
+        """Leading blank lines stay, or every line number in the cell would be wrong."""
+        manager = self.input_transformer_manager
+        stock = list(manager.cleanup_transforms)
+
+        def clean(lines: list[str]) -> list[str]:
+            blank = 0
+            while blank < len(lines) and not lines[blank].strip():
+                blank += 1
+            rest = lines[blank:]
+            for transform in stock:
+                rest = transform(rest)
+            return ["\n"] * blank + rest
+
+        manager.cleanup_transforms = [clean]
+
+    def showtraceback(
+        self,
+        exc_tuple: Any = None,
+        filename: Any = None,
+        tb_offset: Any = None,
+        exception_only: bool = False,
+        running_compiled_code: bool = False,
+    ) -> None:
+        """Report the exception at hand as an `error` message, and remember it as the cell's."""
+        del filename, tb_offset, running_compiled_code
+        value, tb = self._at_hand(exc_tuple)
+        if value is None:
+            print("No traceback available to show.", file=sys.stderr)
+            return
+        interrupts = self.kernel.interrupts
+        if interrupts.struck and isinstance(value, asyncio.CancelledError):
+            value = KeyboardInterrupt().with_traceback(tb)
+        if isinstance(value, UsageError):
+            tb = None
+        self.report(value, tb, only=exception_only)
+        if self.call_pdb and self.kernel.answered():
+            self.debugger(force=True)
+
+    def showsyntaxerror(self, filename: Any = None, running_compiled_code: bool = False) -> None:
+        """Report a syntax error: of the cell itself, or of what running code has compiled."""
+        value, tb = self._at_hand(None)
+        if value is None:
+            return
+        if filename and isinstance(value, SyntaxError):
+            value.filename = filename
+        self.report(value, tb if running_compiled_code else None)
+
+    def show_usage_error(self, exc: Any) -> None:
+        """Report a magic that was used wrongly."""
+        self.report(exc, None)
+
+    def report(self, value: BaseException, tb: Any, *, only: bool = False) -> Failure:
+        """Publish `value` as an `error` message, and keep it for the reply."""
+        failure = render(value, tb, only=only)
+        self._showtraceback(type(value), value, failure.lines, failure)
+        return failure
+
+    def _showtraceback(
+        self, etype: Any, evalue: Any, stb: Any, failure: Failure | None = None
+    ) -> None:
+        del etype
+        if failure is None:
+            failure = render(evalue, None)._replace(lines=[str(line) for line in stb])
+        if self.kernel.is_child():
+            if not isinstance(evalue, SystemExit):
+                print("\n".join(failure.lines), file=sys.stderr)
+            return
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if getattr(self.displayhook, "msg", None) is not None:
+            self.display_failed = True
+        self.failure = failure
+        self._last_traceback = failure.lines
+        hook: Any = self.displayhook
+        hook.session.send(
+            hook.pub_socket,
+            "error",
+            {"ename": failure.ename, "evalue": failure.evalue, "traceback": failure.lines},
+            hook.parent_header,
+            ident=hook.topic.replace(b"execute_result", b"error") if hook.topic else None,
+        )
+
+    def system(self, cmd: str) -> None:
+        """Run a command with the cell's own descriptors: no terminal, no thread, no copy."""
+        cmd = self.var_expand(cmd, depth=1)
+        process = subprocess.Popen(cmd, shell=True)  # noqa: S602 - this is what `!` means
+        try:
+            # not Popen.wait, which gives the child a quarter of a second after an interrupt
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+            code = process.wait()
+        except BaseException:
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(0.2)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            raise
+        self.user_ns["_exit_code"] = code
+        if code and self.system_raise_on_error:
+            raise subprocess.CalledProcessError(code, cmd)
+
+    def ask_exit(self) -> None:
+        """Raise SystemExit: whether the kernel ends is the host's decision."""
+        raise SystemExit
+
+    @staticmethod
+    def _at_hand(given: Any) -> tuple[Any, Any]:
+        _, value, tb = given or sys.exc_info()
+        if value is None:
+            value, tb = getattr(sys, "last_value", None), getattr(sys, "last_traceback", None)
+        if value is not None:
+            sys.last_type, sys.last_value, sys.last_traceback = type(value), value, tb
+            if sys.version_info >= (3, 12):
+                sys.last_exc = value
+        return value, tb
+
+
+def _compiles(code: str) -> bool:
+    try:
+        compile(code, "<cell>", "exec", dont_inherit=True)
+    except (SyntaxError, ValueError, OverflowError, MemoryError):
+        return False
+    return True
