@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from html.parser import HTMLParser
+from html import unescape
 
 MAX_HTML = 256 * 1024
 """Characters of a document that are read; the text says so when there were more."""
 
-_DROPPED = frozenset(("script", "style", "template", "noscript", "head", "svg"))
+_DROPPED = frozenset(("head", "noscript", "svg"))
 _BLOCKS = frozenset(
     (
         *("address", "article", "aside", "blockquote", "br", "details", "div", "figcaption"),
@@ -19,6 +19,17 @@ _BLOCKS = frozenset(
     )
 )
 _CELLS = frozenset(("td", "th"))
+# Not html.parser: unclosed constructs take it quadratic time (256 KiB of "<!--": half a minute),
+# and the document is a kernel's. Every quantifier here is bounded and possessive.
+_TAG = re.compile(
+    r"<(?P<close>/?)(?P<name>[a-zA-Z][a-zA-Z0-9]{0,20}+)(?=[\s/>])"
+    r"(?:[^<>\"']{1,1000}+|\"[^\"]{0,1000}+\"|'[^']{0,1000}+'){0,50}+>"
+    r"|<[!?][^<>]{0,1000}+>"
+)
+_RAW = {
+    name: re.compile(rf"</{name}(?=[\s/>])", re.IGNORECASE)
+    for name in ("script", "style", "template")
+}
 _SPACE = re.compile(r"[ \t\r\n\f]+")
 
 
@@ -28,22 +39,52 @@ def html_text(html: str) -> str:
     Bounded by `MAX_HTML`; anything is taken, nothing raises.
     """
     reader = _Reader()
-    reader.feed(html[:MAX_HTML])
-    reader.close()
+    reader.read(html[:MAX_HTML])
     text = reader.text()
     if len(html) > MAX_HTML:
         text += f"\n[HTML of {len(html):,} characters: text of the first {MAX_HTML:,} only]"
     return text
 
 
-class _Reader(HTMLParser):
+class _Reader:
+    """Collects lines from tags and the text between them."""
+
     def __init__(self) -> None:
-        super().__init__(convert_charrefs=True)
         self._lines: list[str] = []
         self._line: list[str] = []
         self._dropped: list[str] = []  # open elements whose text does not count
         self._cells = 0
         self._verbatim = 0
+
+    def read(self, html: str) -> None:
+        at = 0
+        while at < len(html):
+            start = html.find("<", at)
+            if start < 0:
+                start = len(html)
+            if start > at and not self._dropped:
+                self._line.append(unescape(html[at:start]))
+            if start == len(html):
+                return
+            if html.startswith("<!--", start):
+                end = html.find("-->", start + 4)
+                at = end + 3 if end >= 0 else len(html)
+                continue
+            tag = _TAG.match(html, start)
+            if tag is None:
+                if not self._dropped:
+                    self._line.append("<")
+                at = start + 1
+                continue
+            at = tag.end()
+            name = (tag["name"] or "").lower()
+            if name in _RAW and not tag["close"]:
+                closing = _RAW[name].search(html, at)
+                at = closing.start() if closing else len(html)
+            elif tag["close"]:
+                self._close(name)
+            elif not (name in _DROPPED and tag[0].endswith("/>")):
+                self._open(name)
 
     def text(self) -> str:
         self._end_line()
@@ -58,27 +99,22 @@ class _Reader(HTMLParser):
         self._line.clear()
         self._cells = 0
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        del attrs
+    def _open(self, tag: str) -> None:
         if tag in _DROPPED:
             self._dropped.append(tag)
         elif tag in _CELLS:
             if self._cells:
                 self._line.append(" | ")
             self._cells += 1
-        elif tag in _BLOCKS and not (self._cells and tag != "tr"):
+        elif tag in _BLOCKS and self._cells and tag != "tr":
+            self._line.append(" ")  # a block in a cell: the row stays one line
+        elif tag in _BLOCKS:
             self._end_line()
             self._verbatim += tag == "pre"
             if tag == "li":
                 self._line.append("- ")
-        elif tag in _BLOCKS:
-            self._line.append(" ")  # a block in a cell: the row stays one line
 
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag not in _DROPPED:
-            self.handle_starttag(tag, attrs)
-
-    def handle_endtag(self, tag: str) -> None:
+    def _close(self, tag: str) -> None:
         if tag in _DROPPED:
             if tag in self._dropped:
                 del self._dropped[self._dropped.index(tag) :]
@@ -86,7 +122,3 @@ class _Reader(HTMLParser):
             self._end_line()
             if tag == "pre":
                 self._verbatim = max(0, self._verbatim - 1)
-
-    def handle_data(self, data: str) -> None:
-        if not self._dropped:
-            self._line.append(data)

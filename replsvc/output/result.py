@@ -62,6 +62,7 @@ def _one_line(text: str) -> str:
 
 _FRAME = re.compile(r"\s{0,4}(?:File |Cell |Input |~?/|<ipython-input|[A-Za-z]:\\).*")
 _INTERNAL = re.compile(r"[/\\](?:IPython|ipykernel|replsvc_kernels)[/\\]")
+_HIDDEN = re.compile(r"\[\.\.\. skipping hidden \d+ frame")
 _OF_FRAME = re.compile(r"\s|\d|-+>|$")
 
 
@@ -78,15 +79,19 @@ def clean_traceback(
     kept within the budget. The last line is `ename: evalue` where the kernel's lines do not say it.
     Entries that are not text are left out.
     """
-    text = "\n".join(strip_ansi(line) for line in lines if isinstance(line, str))
+    raw = "\n".join(line for line in lines if isinstance(line, str))
+    part = 4 * max_bytes  # a kernel may send megabytes; more than this is not worth cleaning
+    if len(raw) > 2 * part:
+        skipped = f"\n[... {len(raw) - 2 * part:,} characters of the traceback left out]\n"
+        raw = raw[:part] + skipped + raw[-part:]
     kept = []
     inside = False
-    for line in text.splitlines():
+    for line in strip_ansi(raw).splitlines():
         if _FRAME.match(line):
             inside = _INTERNAL.search(line) is not None
         elif inside and not _OF_FRAME.match(line):
             inside = False
-        if not inside:
+        if not inside and not _HIDDEN.match(line):
             kept.append(line.rstrip())
     if ename and not any(line.startswith(ename) and "Traceback" not in line for line in kept):
         kept.append(strip_ansi(f"{ename}: {evalue}" if evalue else ename))

@@ -42,7 +42,7 @@ _MOVES = {
     b"\x1b[1G": b"\r",
 }
 _MOVE = re.compile("[\r\b\x1b]")
-_OVERWRITTEN = re.compile("[^\r\b\x1b]\b(?=[^\r\b\x1b])")
+_OVERWRITTEN = re.compile("(?<!\x1b)[^\r\b\x1b]\b(?=[^\r\b\x1b])")
 _STEP = re.compile("[^\r\b\x1b]+|\r|\b|\x1b[012]")
 
 
