@@ -1,1 +1,113 @@
-"""The coordinator of sandboxed REPL sessions."""
+"""The coordinator of sandboxed REPL sessions.
+
+    import trio
+    from replsvc import Config, Coordinator, Extension
+
+    async def main():
+        async with Coordinator(Config(isolation="none")) as coordinator:
+            async with coordinator.session(extensions=[Extension(code="x = 41")]) as session:
+                call = await session.run("x + 1")
+                print(call.text)
+
+    trio.run(main)
+
+Importing this starts nothing and is cheap: each name is imported when it is first asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from replsvc.calls import Call, CallRequest, Event
+    from replsvc.config import Config, Environment, Limits, Service
+    from replsvc.coordinator import Coordinator
+    from replsvc.errors import (
+        BackendUnavailableError,
+        ConfigError,
+        ConflictError,
+        ExtensionError,
+        ExtensionSetupError,
+        InvalidInputError,
+        IsolationUnavailableError,
+        NotFoundError,
+        QueueFullError,
+        QuotaExceededError,
+        ReplsvcError,
+        ServiceStoppingError,
+        SessionClosedError,
+        SessionNotFoundError,
+        StartupFailedError,
+        StartupTimeoutError,
+        StorageError,
+    )
+    from replsvc.extension.contract import Extension
+    from replsvc.extension.quote import quote
+    from replsvc.extension.secret import Secret
+    from replsvc.session import Session
+    from replsvc.session_values import Mount, SessionRequest
+
+__all__ = [
+    "BackendUnavailableError",
+    "Call",
+    "CallRequest",
+    "Config",
+    "ConfigError",
+    "ConflictError",
+    "Coordinator",
+    "Environment",
+    "Event",
+    "Extension",
+    "ExtensionError",
+    "ExtensionSetupError",
+    "InvalidInputError",
+    "IsolationUnavailableError",
+    "Limits",
+    "Mount",
+    "NotFoundError",
+    "QueueFullError",
+    "QuotaExceededError",
+    "ReplsvcError",
+    "Secret",
+    "Service",
+    "ServiceStoppingError",
+    "Session",
+    "SessionClosedError",
+    "SessionNotFoundError",
+    "SessionRequest",
+    "StartupFailedError",
+    "StartupTimeoutError",
+    "StorageError",
+    "quote",
+]
+
+_HOMES = {
+    "Call": "calls",
+    "CallRequest": "calls",
+    "Config": "config",
+    "Coordinator": "coordinator",
+    "Environment": "config",
+    "Event": "calls",
+    "Extension": "extension.contract",
+    "Limits": "config",
+    "Mount": "session_values",
+    "Secret": "extension.secret",
+    "Service": "config",
+    "Session": "session",
+    "SessionRequest": "session_values",
+    "quote": "extension.quote",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = importlib.import_module(f"replsvc.{_HOMES.get(name, 'errors')}")
+    value: object = getattr(home, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -42,7 +42,7 @@ def environment_of(config: Config, request: SessionRequest) -> Environment:
         known = ", ".join(sorted({"default", *config.environments}))
         raise BackendUnavailableError(
             f"there is no environment {request.environment!r}.",
-            hint=f"Configured: {known}. Add it as [environments.{request.environment}] with python=.",
+            hint=f"Configured: {known}. Add it as [environments.NAME] with its python.",
         ) from None
 
 
@@ -69,9 +69,9 @@ def backend_of(request: SessionRequest, runtime_dir: Path | None) -> Backend:
     """The backend for this request: our guest, or any installed kernelspec."""
     directory = None if runtime_dir is None else str(runtime_dir)
     if request.kernel is None:
-        from replsvc_kernels.backends.process import ProcessBackend
+        from replsvc_kernels.backends.process import ProcessBackend  # noqa: PLC0415 - lazy
 
         return ProcessBackend(directory)
-    from replsvc_kernels.backends.provisioner import ProvisionerBackend
+    from replsvc_kernels.backends.provisioner import ProvisionerBackend  # noqa: PLC0415 - lazy
 
     return ProvisionerBackend(request.kernel, directory)

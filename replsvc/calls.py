@@ -107,8 +107,8 @@ class OutputInfo(Value):
     """The captured output, stdout and stderr in order of arrival, as the model sees it.
 
     `text` is the model view; `total_bytes` and `total_lines` count the whole log, `artifact` is the
-    id under which that log can be fetched. `truncated` is true when `text` leaves something out, and
-    `dropped_bytes` counts what even the log did not keep.
+    id under which that log can be fetched. `truncated` is true when `text` leaves something out,
+    and `dropped_bytes` counts what even the log did not keep.
     """
 
     text: str = ""
@@ -161,7 +161,7 @@ class CallRequest(Value):
     tool: str = "repl"
     input: dict[str, Any] = Field(default_factory=dict)
     id: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$")
-    timeout_s: float | Literal["none"] | None = Field(default=None, gt=0)
+    timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | Literal["none"] | None = None
     detach: bool = False
     env: dict[str, str] = Field(default_factory=dict)
     on_disconnect: Literal["interrupt", "continue"] = "interrupt"

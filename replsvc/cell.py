@@ -1,4 +1,5 @@
-"""Running one cell to its end: outputs on, deadline and interrupts watched, the end said as a value.
+"""Running one cell to its end: outputs on, deadline and interrupts watched, the end said as a
+value.
 
 The ladder is execution.md rule 5: interrupt, then terminate, then kill, with a grace after each; a
 person's interrupt is only its first step unless forced.
@@ -13,6 +14,7 @@ from typing import Literal
 
 import trio
 
+from replsvc_kernels.background import background_nursery
 from replsvc_kernels.kernel import Cell, Kernel, KernelDied, ProtocolViolation
 from replsvc_kernels.messages import Exit, Output, Reply
 
@@ -85,26 +87,30 @@ async def run_cell(
 ) -> CellEnd:
     """Run `code` and hand each output to `sink`, in order; a slow sink slows this cell alone.
 
-    Returns when the cell has ended, whatever ended it. Cancelling it leaves the code running: whoever
-    cancels ends the kernel.
+    Returns when the cell has ended, whatever ended it. Cancelling it leaves the code running:
+    whoever cancels ends the kernel.
     """
     begun = trio.current_time()
     died: Exit | None = None
     violation: str | None = None
-    async with kernel.execute(code, cell=cell_id, env=env) as cell, trio.open_nursery() as nursery:
-        nursery.start_soon(_watch, kernel, cell, timeout_s, grace_s, control)
-        try:
+    reply: Reply | None = None
+    try:
+        async with (
+            kernel.execute(code, cell=cell_id, env=env) as cell,
+            background_nursery() as nursery,
+        ):
+            nursery.start_soon(_watch, kernel, cell, timeout_s, grace_s, control)
             async for output in cell:
                 await sink(output)
-        except KernelDied as error:
-            died = error.exit
-        except ProtocolViolation as error:
-            violation = str(error)
-        nursery.cancel_scope.cancel()
+            reply = cell.reply
+    except KernelDied as error:
+        died = error.exit
+    except ProtocolViolation as error:
+        violation = str(error)
     stopped = control.stopped
-    if cell.reply is not None and cell.reply.status == "ok" and stopped == "interrupted":
+    if reply is not None and reply.status == "ok" and stopped == "interrupted":
         stopped = None  # the code took the interrupt and ended as it wanted
-    return CellEnd(cell.reply, died, violation, stopped, trio.current_time() - begun)
+    return CellEnd(reply, died, violation, stopped, trio.current_time() - begun)
 
 
 async def _watch(

@@ -22,7 +22,7 @@ class Section(BaseModel):
 
 
 class Limits(Section):
-    """What one session may use. A request may lower each, and raise it up to the operator's value."""
+    """What one session may use. A request may lower each of them."""
 
     timeout_s: float | None = Field(
         default=120.0, gt=0, description="one call, from the moment its cell starts"
@@ -71,7 +71,8 @@ class Service(Section):
     host: str = "127.0.0.1"
     port: int = Field(default=8747, ge=0, le=65535)
     keys: tuple[str, ...] = Field(
-        default=(), description="bearer keys; without any, a one-time key is made on a loopback bind"
+        default=(),
+        description="bearer keys; without any, a one-time key is made on a loopback bind",
     )
     allowed_hosts: tuple[str, ...] = Field(
         default=(), description="Host names served besides loopback's and the bind address"
@@ -93,7 +94,8 @@ class Config(Section):
     data: Path | None = None
     isolation: Isolation = "best"
     durability: Literal["process", "power"] = Field(
-        default="process", description="what an acknowledged event survives: any crash, or power loss"
+        default="process",
+        description="what an acknowledged event survives: any crash, or power loss",
     )
     max_sessions: int = Field(default=1_000, gt=0, description="open sessions")
     extensions: tuple[str, ...] = ()

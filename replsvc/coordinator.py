@@ -1,7 +1,7 @@
 """The coordinator: sessions by id, opened, found, culled, stopped.
 
-It owns the event log and one nursery in which each session is a task; it is the only place that catches
-a session's crash, so that no session can take another along.
+It owns the event log and one nursery in which each session is a task; it is the only place that
+catches a session's crash, so that no session can take another along.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from pydantic import ValidationError
 
 from replsvc import workspace
 from replsvc.backends import backend_of, environment_of, interpreter, isolation_of
-from replsvc.calls import utc_now
 from replsvc.config import Config, Limits
 from replsvc.errors import (
     BackendUnavailableError,
@@ -36,7 +35,7 @@ from replsvc.errors import (
     StorageError,
 )
 from replsvc.extension.describe import BaseFacts
-from replsvc.extension.references import Available, select
+from replsvc.extension.available import Available, select
 from replsvc.extension.resolve import resolve
 from replsvc.kernel_slot import KernelPlan, setup_of
 from replsvc.probe import EnvironmentFacts, probe
@@ -44,6 +43,7 @@ from replsvc.session import Session, SessionParts
 from replsvc.session_values import Mount, SessionRequest, lower_limits
 from replsvc.store.log import EventLog
 from replsvc.store.records import SessionRecord
+from replsvc_kernels.background import background_nursery
 from replsvc_kernels.kernel import LaunchSpec
 
 log = structlog.get_logger("replsvc")
@@ -58,7 +58,7 @@ def _fingerprint(request: SessionRequest, extensions: Sequence[object] | None) -
 
 
 class _Opening:
-    """One session being opened; whoever asks for the same id meanwhile waits for the same outcome."""
+    """A session being opened; who asks for the same id meanwhile waits for the same outcome."""
 
     def __init__(self, mark: str) -> None:
         self.mark = mark
@@ -104,8 +104,6 @@ class Coordinator:
 
     @asynccontextmanager
     async def _open(self) -> AsyncIterator[None]:
-        from replsvc_kernels._background import background_nursery
-
         self.available = Available(self.config.extensions)
         self._temporary = Path(tempfile.mkdtemp(prefix="replsvc-run-"))
         root = self.config.data
@@ -143,13 +141,14 @@ class Coordinator:
     async def session(
         self,
         *,
-        extensions: Sequence[object] = (),
+        extensions: Sequence[object] | None = None,
         mounts: Sequence[Mount] = (),
         **fields: Any,
     ) -> AsyncIterator[Session]:
         """A session for the body, closed at its end. `fields` are those of `SessionRequest`.
 
-        `extensions` are `Extension`s, modules, or `(module, opts)`. Raises as `open`.
+        `extensions` are `Extension`s, modules, or `(module, opts)`; None takes those that the
+        settings name. Raises as `open`.
         """
         try:
             request = SessionRequest(**fields)
@@ -181,9 +180,10 @@ class Coordinator:
         session_id = request.id or f"s_{secrets.token_urlsafe(16)}"
         mark = _fingerprint(request, extensions)
         if (known := self._sessions.get(session_id)) is not None:
-            return self._same(session_id, mark, self._marks[session_id], known)
+            _check_same(session_id, mark, self._marks[session_id])
+            return known
         if (opening := self._opening.get(session_id)) is not None:
-            self._same(session_id, mark, opening.mark, None)
+            _check_same(session_id, mark, opening.mark)
             await opening.done.wait()
             if opening.session is None:
                 raise opening.error or SessionClosedError("opening was cancelled; try again.")
@@ -197,21 +197,14 @@ class Coordinator:
         try:
             parts = await self._parts(session_id, request, extensions, tuple(mounts))
             opening.session = await self._start(parts, mark)
-            return opening.session
         except ReplsvcError as error:
             opening.error = error
             raise
+        else:
+            return opening.session
         finally:
             del self._opening[session_id]
             opening.done.set()
-
-    def _same(self, session_id: str, mark: str, theirs: str, session: Session | None) -> Any:
-        if mark != theirs:
-            raise ConflictError(
-                f"session {session_id} exists with other settings.",
-                hint="Use another id, or send the same body.",
-            )
-        return session
 
     async def _parts(
         self,
@@ -221,10 +214,8 @@ class Coordinator:
         mounts: tuple[Mount, ...],
     ) -> SessionParts:
         """Check and resolve everything that can be, before anything changes."""
-        if await self.log.session(session_id) is not None:
-            raise ConflictError(
-                f"session {session_id} existed and was closed.", hint="Use another id."
-            )
+        if request.id is not None:
+            await self._check_unused(session_id)
         isolation = isolation_of(self.config, request)
         environment = environment_of(self.config, request)
         python = interpreter(environment)
@@ -238,7 +229,7 @@ class Coordinator:
         if request.extensions is not None:
             listed += select(self.available, request.extensions)
         elif extensions is None:
-            listed += self.available.defaults()
+            listed += [loaded.item for loaded in self.available.values()]
         resolved = resolve(listed)
         setup = setup_of(resolved)
         if request.kernel is not None and setup:
@@ -254,9 +245,7 @@ class Coordinator:
             env={**environment.env, **request.env},
             startup_timeout_s=limits.startup_timeout_s,
         )
-        plan = KernelPlan(
-            backend_of(request, None), spec, setup, limits.setup_timeout_s
-        )
+        plan = KernelPlan(backend_of(request, None), spec, setup, limits.setup_timeout_s)
 
         async def facts() -> BaseFacts:
             return await self._describe(python, request, limits)
@@ -265,6 +254,13 @@ class Coordinator:
             session_id, request, TENANT, limits, isolation, resolved, plan, directory, mounts,
             self.log, facts,
         )  # fmt: skip
+
+    async def _check_unused(self, session_id: str) -> None:
+        try:
+            await self.log.session(session_id)
+        except SessionNotFoundError:
+            return
+        raise ConflictError(f"session {session_id} existed and was closed.", hint="Use another id.")
 
     async def _start(self, parts: SessionParts, mark: str) -> Session:
         await trio.to_thread.run_sync(workspace.make, parts.workspace, parts.request, parts.mounts)
@@ -280,7 +276,7 @@ class Coordinator:
         try:
             await self.log.create_session(record)
             await self._nursery.start(self._keep, session)
-            await self.log.update_session(parts.id, state="idle", updated_at=utc_now())
+            await self.log.update_session(parts.id, state="idle")
         except BaseException:
             with trio.CancelScope(shield=True):
                 await self._forget(session, delete=True)
@@ -312,9 +308,7 @@ class Coordinator:
                 if not started:
                     raise
 
-    async def _describe(
-        self, python: str, request: SessionRequest, limits: Limits
-    ) -> BaseFacts:
+    async def _describe(self, python: str, request: SessionRequest, limits: Limits) -> BaseFacts:
         facts = EnvironmentFacts("", ())
         if request.kernel is None:
             async with self._probing:
@@ -343,6 +337,10 @@ class Coordinator:
             raise SessionNotFoundError(
                 f"there is no session {session_id}.", hint="Open one with POST /v1/sessions."
             ) from None
+
+    def knows(self, session_id: str) -> bool:
+        """Whether a session with this id is open or being opened."""
+        return session_id in self._sessions or session_id in self._opening
 
     def list(self) -> tuple[Session, ...]:
         """The open sessions, oldest first."""
@@ -373,10 +371,18 @@ class Coordinator:
             if delete:
                 await self.log.delete_session(session.id)
             else:
-                await self.log.update_session(session.id, state="closed", updated_at=utc_now())
+                await self.log.update_session(session.id, state="closed")
         except StorageError as error:
             log.warning("session's end could not be recorded", session=session.id, error=str(error))
         self.log.forget(session.id)
+
+
+def _check_same(session_id: str, mark: str, theirs: str) -> None:
+    if mark != theirs:
+        raise ConflictError(
+            f"session {session_id} exists with other settings.",
+            hint="Use another id, or send the same body.",
+        )
 
 
 def _first_problem(error: ValidationError) -> str:

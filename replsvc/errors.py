@@ -1,8 +1,9 @@
 """Every error that replsvc raises, one base, each with a stable code and an HTTP status.
 
-A user's failing code is never one of these: it is a `Call` with `status="error"`. Neither is a limit
-(a status with a cause). These are: a request that can't be carried out as asked (4xx), or a fault of
-ours or of what we lean on (5xx). `code` is part of the public interface and does not change.
+A user's failing code is never one of these: it is a `Call` with `status="error"`. Neither is a
+limit (a status with a cause). These are: a request that can't be carried out as asked (4xx), or a
+fault of ours or of what we lean on (5xx). `code` is part of the public interface and does not
+change.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class CallNotFoundError(NotFoundError):
 
 
 class ConflictError(ReplsvcError):
-    """Raised when an id is taken by a different request. Choose another id, or send the same body."""
+    """Raised when an id is taken by a different request. Choose another, or send the same."""
 
     code, http_status, title = "id_conflict", 409, "Id is taken"
 

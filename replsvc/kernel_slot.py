@@ -1,7 +1,8 @@
 """A session's kernel over time: started, set up, handed out, replaced when it ends.
 
-`KernelSlot.run` is one task that owns the kernel's context, so that a kernel's lifetime is a lexical
-scope even though sessions outlive kernels. Everybody else asks for what they need through events.
+`KernelSlot.run` is one task that owns the kernel's context, so that a kernel's lifetime is a
+lexical scope even though sessions outlive kernels. Everybody else asks for what they need through
+events.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ def _text(data: bytes) -> str:
 
 
 async def set_up(kernel: Kernel, plan: KernelPlan) -> tuple[SetupReport, ...]:
-    """Run each extension's setup code, in order; raises `ExtensionSetupError` for the first failure.
+    """Run each extension's setup code, in order; raises `ExtensionSetupError` for the first
+    failure.
 
     Code that exits, kills its kernel or exceeds its own deadline is that extension's failure too.
     """
@@ -102,7 +104,7 @@ async def set_up(kernel: Kernel, plan: KernelPlan) -> tuple[SetupReport, ...]:
 
 
 class KernelSlot:
-    """See the module. `on_change(started, cause)` is told of every start and every unplanned end."""
+    """See the module. `on_started` is told of every start, `on_died` of every unplanned end."""
 
     def __init__(
         self,
@@ -149,8 +151,9 @@ class KernelSlot:
                 self._current = Started(kernel, self.generation, reports)
                 self._on_started(self._current)
                 self._settle()
+                started = self._current
                 died = await self._until_over(kernel)
-                started, self._current = self._current, None
+                self._current = None
                 if died is not None:
                     self._on_died(started, died)
                     # The next call should not have to wait for what can be done now.
@@ -195,14 +198,15 @@ class KernelSlot:
 
     async def acquire(self) -> Started:
         """The kernel, started if need be. Raises what prevented it; the next one tries anew."""
-        while self._current is None:
+        # A kernel that has ended is not handed out, even before its end was noticed here.
+        while self._current is None or self._current.kernel.exit is not None:
             if self._stopped:
                 raise SessionClosedError("the session has ended", hint="Open another.")
             settled = self._settled
             self._wanted.set()
             await settled.wait()
-            if self._current is None and self._failure is not None:
-                failure, self._failure = self._failure, None
+            if (failure := self._failure) is not None:
+                self._failure = None
                 raise failure
         await trio.lowlevel.checkpoint_if_cancelled()
         return self._current
@@ -215,8 +219,10 @@ class KernelSlot:
         self._leave.set()
         await left.wait()
 
-    def prepare(self) -> None:
-        """Start the next kernel now, in the background."""
+    def replace(self) -> None:
+        """Let the kernel go and start another, in the background; nobody is given this one again."""
+        self._current = None
+        self._leave.set()
         self._wanted.set()
 
 

@@ -1,13 +1,14 @@
 """One call from its start event to its end event, in the order of extensions.md rule 17.
 
 `run_call` reads top to bottom: lookup, validation, (policy and approval: their place is marked by
-where they will stand), execution, result, log. An unknown tool or invalid input starts and ends a call
-and runs nothing. The service's own faults leave as exceptions; everything else is a `Call`.
+where they will stand), execution, result, log. An unknown tool or invalid input starts and ends a
+call and runs nothing. The service's own faults leave as exceptions; everything else is a `Call`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import trio
@@ -38,26 +39,41 @@ from replsvc.run import Run, Turns
 from replsvc.store.log import EventLog
 
 
+# Above this, text is shortened in a worker thread.
+LONG_CHARS = 256 * 1024
+
+
 class Host(Protocol):
     """What a call needs of its session."""
 
     @property
-    def id(self) -> str: ...
+    def id(self) -> str:
+        """The session's id."""
+
     @property
-    def log(self) -> EventLog: ...
+    def log(self) -> EventLog:
+        """Where everything that happens goes first."""
+
     @property
-    def limits(self) -> Limits: ...
+    def limits(self) -> Limits:
+        """The session's limits."""
+
     @property
-    def redactor(self) -> Redactor: ...
+    def redactor(self) -> Redactor:
+        """Takes the session's secrets out of what is logged and shown."""
+
     @property
-    def turns(self) -> Turns: ...
+    def turns(self) -> Turns:
+        """Who has the kernel."""
+
     @property
-    def fresh_each_call(self) -> bool: ...
+    def fresh_each_call(self) -> bool:
+        """Whether each call gets a kernel of its own."""
 
     async def kernel(self) -> Started:
         """The kernel, started if need be."""
 
-    def kernel_done(self, run: Run, end: CellEnd | None) -> None:
+    def kernel_done(self, end: CellEnd | None) -> None:
         """The cell has ended; what becomes of the kernel is the session's matter."""
 
 
@@ -67,7 +83,7 @@ class Outcome:
 
     status: Status
     text: str
-    output: OutputInfo = OutputInfo()
+    output: OutputInfo = field(default_factory=OutputInfo)
     recorder: Recorder | None = None
     error: ErrorInfo | None = None
     cause: Cause | None = None
@@ -76,11 +92,10 @@ class Outcome:
 
 async def run_call(run: Run, host: Host) -> None:
     """Take `run` to its end; `run.wait` then gives the result or raises the service's fault."""
-    entered = trio.current_time()
     try:
         refusal = _refusal(run, host)
         outcome = refusal if refusal is not None else await _execute_repl(run, host)
-        call = await _call(run, host, outcome, entered)
+        call = await _call(run, host, outcome)
         run.finish(call)
     except ReplsvcError as error:
         await _record_fault(run, host, error)
@@ -105,8 +120,8 @@ def _refusal(run: Run, host: Host) -> Outcome | None:
     if size > host.limits.max_code_bytes:
         return _refused(
             "invalid_input",
-            f"The code has {size} bytes, the limit is {host.limits.max_code_bytes}: write large data "
-            "to a file and read it.",
+            f"The code has {size} bytes, the limit is {host.limits.max_code_bytes}: "
+            "write large data to a file and read it.",
         )
     return None
 
@@ -127,9 +142,8 @@ async def _execute_repl(run: Run, host: Host) -> Outcome:
         try:
             started = await host.kernel()
         except ExtensionSetupError as error:
-            cause = Cause(kind="setup", message=error.message)
             text = "\n".join(part for part in (error.traceback, f"[killed: {error}]") if part)
-            return Outcome("killed", text, cause=cause)
+            return Outcome("killed", text, cause=Cause(kind="setup", message=error.message))
         if run.control.stopped is not None:
             return Outcome("cancelled", "[cancelled before it started; nothing ran]")
         run.status, run.started_at = "running", utc_now()
@@ -146,13 +160,18 @@ async def _execute_repl(run: Run, host: Host) -> Outcome:
             sink=recorder.output,
         )
     finally:
-        host.kernel_done(run, end)
+        host.kernel_done(end)
         host.turns.leave(run)
     status, cause = repl.verdict(end, timeout_s)
     output = recorder.finish()
-    error = _error(recorder, end)
+    failure = end.reply.failure if end.reply is not None else None
+    info = None
+    if failure is not None:
+        info = recorder.error(failure, has_guest=started.kernel.info.has_guest)
     return Outcome(
-        status, _text(host, recorder, output, error, end, status, cause), output, recorder, error,
+        status,
+        await _text(host, recorder, output, info, end, status, cause),
+        output, recorder, info,
         cause, end,
     )  # fmt: skip
 
@@ -184,12 +203,7 @@ def _timeout(run: Run, limits: Limits) -> float | None:
     return None if asked == "none" else asked
 
 
-def _error(recorder: Recorder, end: CellEnd) -> ErrorInfo | None:
-    failure = end.reply.failure if end.reply is not None else None
-    return recorder.error(failure) if failure is not None else None
-
-
-def _text(
+async def _text(
     host: Host,
     recorder: Recorder,
     output: OutputInfo,
@@ -200,24 +214,29 @@ def _text(
 ) -> str:
     limits = host.limits
 
-    def short(text: str, where: str) -> str:
-        return clip(text, limits.max_output_bytes, limits.max_output_lines, where)
+    async def short(text: str, where: str) -> str:
+        cut = partial(clip, text, limits.max_output_bytes, limits.max_output_lines, where)
+        # What a kernel made this long may be made to be slow, too: it must not hold the others up.
+        view = await trio.to_thread.run_sync(cut) if len(text) > LONG_CHARS else cut()
+        return view.text
 
     value = mime_text(recorder.result) if recorder.result is not None else None
-    note = repl.notes(status, cause, state_lost=end.state_lost, fresh=host.fresh_each_call)
+    ending = repl.ending(status, cause, state_lost=end.state_lost, fresh=host.fresh_each_call)
     lines: list[str] = []
     if error is not None and status == "error":
-        lines = short("\n".join(error.traceback), "error.traceback").splitlines()
+        text = await short("\n".join(error.traceback), "error.traceback")
+        lines = text.splitlines()
     return result_text(
         output.text,
-        short(value, "result") if value is not None else None,
+        await short(value, "result") if value is not None else None,
         lines,
-        note=note,
-        has_image=bool(recorder.images),
+        status=status,
+        cause_message=ending,
+        has_rich=bool(recorder.images),
     )
 
 
-async def _call(run: Run, host: Host, outcome: Outcome, entered: float) -> Call:
+async def _call(run: Run, host: Host, outcome: Outcome) -> Call:
     """The final object, durable before anyone is told."""
     end, recorder = outcome.end, outcome.recorder
     now = trio.current_time()
@@ -264,9 +283,7 @@ async def _call(run: Run, host: Host, outcome: Outcome, entered: float) -> Call:
             max_memory_bytes=reply.max_rss_bytes if reply is not None else None,
         ),
     )
-    draft = Draft(
-        kind="call_finished", call_id=run.id, data={"call": call.model_dump(mode="json")}
-    )
+    draft = Draft(kind="call_finished", call_id=run.id, data={"call": call.model_dump(mode="json")})
     await host.log.append(host.id, [draft]).wait()
     return call
 
@@ -285,9 +302,7 @@ async def _record_fault(run: Run, host: Host, error: ReplsvcError) -> None:
             "content": (TextContent(text=f"[failed: {error}]"),),
         }
     )
-    draft = Draft(
-        kind="call_finished", call_id=run.id, data={"call": call.model_dump(mode="json")}
-    )
+    draft = Draft(kind="call_finished", call_id=run.id, data={"call": call.model_dump(mode="json")})
     try:
         await host.log.append(host.id, [draft]).wait()
     except StorageError:

@@ -21,11 +21,17 @@ for dist in m.distributions():
 print(json.dumps({"version": "%d.%d.%d" % sys.version_info[:3], "packages": packages}))
 """
 PROBE_S = 30.0
+# What agents reach for most, first: a description has room for some only.
+FAVOURITES = (
+    "numpy", "pandas", "scipy", "matplotlib", "scikit-learn", "polars", "pyarrow", "seaborn",
+    "plotly", "sympy", "statsmodels", "torch", "requests", "httpx", "beautifulsoup4", "lxml",
+    "pillow", "openpyxl", "sqlalchemy", "pydantic",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentFacts:
-    """Python's version, and installed distributions as `(name, version)`, sorted by name."""
+    """Python's version, and installed distributions as `(name, version)`, favourites first."""
 
     version: str
     packages: tuple[tuple[str, str], ...]
@@ -45,11 +51,15 @@ async def probe(python: str) -> EnvironmentFacts:
             )
         facts = json.loads(done.stdout)
         packages = {str(name): str(version) for name, version in facts["packages"].items()}
-        return EnvironmentFacts(
-            str(facts["version"]), tuple(sorted(packages.items(), key=lambda p: p[0].lower()))
-        )
-    except (OSError, ValueError, KeyError, trio.TooSlowError) as error:
+        version = str(facts["version"])
+    except (OSError, ValueError, KeyError, TypeError, trio.TooSlowError) as error:
         raise BackendUnavailableError(
-            f"{python} can't say what it has: {error or 'no answer'}.",
+            f"{python} can't say what it has: {type(error).__name__} {error}.",
             hint="Check that it is a working Python 3 interpreter.",
         ) from error
+    return EnvironmentFacts(version, tuple(sorted(packages.items(), key=_rank)))
+
+
+def _rank(package: tuple[str, str]) -> tuple[int, str]:
+    name = package[0].lower()
+    return (FAVOURITES.index(name) if name in FAVOURITES else len(FAVOURITES), name)

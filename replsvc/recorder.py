@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from replsvc.calls import Content, Draft, ErrorInfo, ImageContent, OutputInfo
+from replsvc.calls import Content, Draft, ErrorInfo, ImageContent, OutputInfo, TextContent
 from replsvc.config import Limits
-from replsvc.output import ModelView, mime_image, mime_text
+from replsvc.output import ModelView, clean_traceback, mime_image, mime_text
+from replsvc.output.terminal import held_utf8
 from replsvc.redaction import Redactor
 from replsvc.store.log import EventLog
 from replsvc_kernels.messages import (
@@ -24,18 +25,6 @@ from replsvc_kernels.messages import (
     Stream,
     StreamName,
 )
-
-
-def utf8_cut(data: bytes) -> int:
-    """Where to cut so that no character is split: the length of what is whole."""
-    for back in range(1, min(4, len(data)) + 1):
-        byte = data[-back]
-        if byte < 0x80:
-            break
-        if byte >= 0xC0:
-            needs = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
-            return len(data) - back if needs > back else len(data)
-    return len(data)
 
 
 class Recorder:
@@ -95,7 +84,7 @@ class Recorder:
 
     def _stream(self, name: StreamName, data: bytes) -> None:
         data = self._rest[name] + data
-        cut = utf8_cut(data)
+        cut = len(data) - held_utf8(data)
         self._rest[name] = data[cut:]
         self._put(name, data[:cut])
 
@@ -145,9 +134,12 @@ class Recorder:
             artifact=f"{self._call_id}.log" if view.total_bytes else None,
         )
 
-    def error(self, failure: Failure) -> ErrorInfo:
-        """The exception of the user's code, redacted."""
-        lines = [line for entry in failure.traceback for line in entry.splitlines()]
+    def error(self, failure: Failure, *, has_guest: bool) -> ErrorInfo:
+        """The exception of the user's code, redacted; our guest has made it fit for a model."""
+        if has_guest:
+            lines = tuple(line for entry in failure.traceback for line in entry.splitlines())
+        else:
+            lines = clean_traceback(failure.traceback, failure.ename, failure.evalue)
         text = self._redactor.text if self._redactor else str
         return ErrorInfo(
             ename=text(failure.ename),
@@ -157,6 +149,4 @@ class Recorder:
 
     def content(self, text: str) -> tuple[Content, ...]:
         """Text first, then each image."""
-        from replsvc.calls import TextContent
-
         return (TextContent(text=text), *self.images)

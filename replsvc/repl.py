@@ -58,21 +58,13 @@ def verdict(end: CellEnd, timeout_s: float | None) -> tuple[Status, Cause | None
     return ("ok" if reply is not None and reply.status == "ok" else "error"), None
 
 
-def notes(status: Status, cause: Cause | None, *, state_lost: bool, fresh: bool) -> str:
-    """The last line of a result whose code did not end by itself: what happened, what is left."""
+def ending(status: Status, cause: Cause | None, *, state_lost: bool, fresh: bool) -> str | None:
+    """How a cell that did not end by itself ended, and what is left, for the model to read."""
     if status in ("ok", "error"):
-        return ""
-    what = {
-        "timeout": "timeout",
-        "interrupted": "interrupted",
-        "cancelled": "cancelled",
-        "killed": "killed",
-    }.get(status, status)
-    why = f": {cause.message}" if cause is not None else ""
+        return None
+    why = cause.message if cause is not None else "on request"
     if fresh:
-        rest = ""
-    elif state_lost:
-        rest = "; the session starts anew with its setup, all names are lost"
-    else:
-        rest = "; names defined so far are kept"
-    return f"[{what}{why}{rest}]"
+        return why
+    if state_lost:
+        return f"{why}; the session starts anew with its setup code, names defined in it are lost"
+    return f"{why}; names defined so far are kept"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import trio
 
-from replsvc.calls import ENDED, Call, CallRequest, Status, Times
+from replsvc.calls import ENDED, Call, CallRequest, Event, Status, Times
 from replsvc.cell import CellControl
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Run:
         self.followers = 0
         self.abandoned = trio.Event()
         self.followed = trio.Event()
-        self.pending: Pending | None = None
+        self.pending: Pending[tuple[Event, ...]] | None = None
         self.seq = 0
         self.final: Call | None = None
         self.failure: Exception | None = None

@@ -1,7 +1,8 @@
 """One session: its queue, its kernel, its extensions, its log; lifetimes nested in one nursery.
 
-A `Session` is run by the coordinator as one task. Every method may be called from any task of the same
-trio run, and cancelled; what a cancelled method does to a running call is said in its docstring.
+A `Session` is run by the coordinator as one task. Every method may be called from any task of the
+same trio run, and cancelled; what a cancelled method does to a running call is said in its
+docstring.
 """
 
 from __future__ import annotations
@@ -101,8 +102,8 @@ class Session:
     async def live(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Live until cancelled. Reports `started` when the first kernel is ready.
 
-        Raises what prevented that: `ExtensionSetupError`, `StartupTimeoutError`, ...; then nothing of
-        the session is left.
+        Raises what prevented that: `ExtensionSetupError`, `StartupTimeoutError`, ...; then nothing
+        of the session is left.
         """
         first: ReplsvcError | None = None
         try:
@@ -156,7 +157,7 @@ class Session:
         self.log.append(self.id, [Draft(kind=kind, data=data)])
 
     async def _background(self, started: Started) -> None:
-        """Log what processes of ended cells still write, as output of the cell that started them."""
+        """Log what processes of ended cells still write, as output of their cell."""
         async for stream in started.kernel.background:
             key = f"{stream.cell}/{stream.name}"
             data = self.redactor.feed(key, stream.data) if self.redactor else stream.data
@@ -191,16 +192,11 @@ class Session:
         self._state = "busy"
         return await self._slot.acquire()
 
-    def kernel_done(self, run: Run, end: CellEnd | None) -> None:
+    def kernel_done(self, end: CellEnd | None) -> None:
         """See `pipeline.Host`."""
         self._state = "idle"
         if self.fresh_each_call and end is not None:
-            assert self._nursery is not None
-            self._nursery.start_soon(self._replace)
-
-    async def _replace(self) -> None:
-        await self._slot.release()
-        self._slot.prepare()
+            self._slot.replace()
 
     # Calls
 
@@ -337,7 +333,8 @@ class Session:
         event = await self.log.find(self.id, call_id, "call_finished")
         if event is None:
             raise CallNotFoundError(
-                f"session {self.id} has no call {call_id}.", hint="List its events to see its calls."
+                f"session {self.id} has no call {call_id}.",
+                hint="List its events to see its calls.",
             )
         return Call.model_validate(event.data["call"])
 

@@ -88,8 +88,8 @@ class Mount(Value):
 class SessionRequest(Value):
     """A session as asked for; what is None takes the operator's default.
 
-    `extensions` over HTTP are data: `{"name": ..., "opts": {...}}` selects one that the operator made
-    available, `{"code": ..., "description": ...}` is inline. In process they are given apart.
+    `extensions` over HTTP are data: `{"name": ..., "opts": {...}}` selects one that the operator
+    made available, `{"code": ..., "description": ...}` is inline. In process they are given apart.
     """
 
     id: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$")
@@ -169,8 +169,8 @@ class InterruptResult(Value):
 def lower_limits(operator: Limits, asked: Mapping[str, Any]) -> Limits:
     """The operator's limits with those that a request lowers.
 
-    Raises ValueError for an unknown name, a wrong type, or one above the operator's value: "none" is
-    above every number.
+    Raises ValueError for an unknown name, a wrong type, or one above the operator's value: "none"
+    is above every number.
     """
     known = Limits.model_fields
     for name in asked:

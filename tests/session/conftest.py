@@ -1,0 +1,39 @@
+"""A coordinator on real kernels, and a session of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from replsvc.config import Config, Environment, Limits
+from replsvc.coordinator import Coordinator
+from replsvc.session import Session
+
+MakeConfig = Callable[..., Config]
+
+
+@pytest.fixture
+def make_config() -> MakeConfig:
+    """Settings for tests: no isolation, short graces, kernels that are measured when we are."""
+
+    def make(**limits: object) -> Config:
+        return Config(
+            isolation="none",
+            limits=Limits.model_validate({"interrupt_grace_s": 0.5, **limits}),
+            environments={"default": Environment(env={})},
+        )
+
+    return make
+
+
+@pytest.fixture
+async def coordinator(make_config: MakeConfig) -> AsyncIterator[Coordinator]:
+    async with Coordinator(make_config()) as coordinator:
+        yield coordinator
+
+
+@pytest.fixture
+async def session(coordinator: Coordinator) -> AsyncIterator[Session]:
+    async with coordinator.session() as session:
+        yield session
