@@ -7,7 +7,7 @@ description states the same values. `None` lifts a limit, where the operator all
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -56,20 +56,26 @@ class Limits(Section):
 class Environment(Section):
     """A Python that sessions run in: any interpreter whose environment has ipykernel.
 
-    `python` None is the interpreter that runs us. `preload` is read by the fork server. `env` is all
-    that the kernel sees of environment variables, besides what a kernel needs to run at all.
+    `python` None is the interpreter that runs us. `preload` is read by the fork server. `env` is
+    all that the kernel sees of environment variables, besides what a kernel needs to run at all.
     """
 
-    python: Path | None = None
-    preload: tuple[str, ...] = ()
-    env: dict[str, str] = Field(default_factory=dict)
+    python: Path | None = Field(
+        default=None, description="its interpreter; none is the one that runs the service"
+    )
+    preload: tuple[str, ...] = Field(
+        default=(), description="modules that the fork server imports once for all sessions"
+    )
+    env: dict[str, str] = Field(
+        default_factory=dict, description="environment variables of its kernels"
+    )
 
 
 class Service(Section):
     """Where the HTTP service listens, and who may talk to it."""
 
-    host: str = "127.0.0.1"
-    port: int = Field(default=8747, ge=0, le=65535)
+    host: str = Field(default="127.0.0.1", description="address to listen on")
+    port: int = Field(default=8747, ge=0, le=65535, description="port; 0 takes a free one")
     keys: tuple[str, ...] = Field(
         default=(),
         description="bearer keys; without any, a one-time key is made on a loopback bind",
@@ -87,19 +93,27 @@ class Service(Section):
 class Config(Section):
     """The whole of the settings. `data` None keeps the log in a private directory until the end.
 
-    `extensions` are references (`module:object`, a path to a `.py` file, `REF=JSON` with opts); they
-    are what a session asked for over HTTP may name.
+    `extensions` are references (`module:object`, a path to a `.py` file, `REF=JSON` with opts);
+    they are what a session asked for over HTTP may name.
     """
 
-    data: Path | None = None
-    isolation: Isolation = "best"
+    data: Path | None = Field(
+        default=None, description="data directory; none is a private one, removed at the end"
+    )
+    isolation: Isolation = Field(
+        default="best", description="of kernels: `required`, `best` or `none`"
+    )
     durability: Literal["process", "power"] = Field(
         default="process",
         description="what an acknowledged event survives: any crash, or power loss",
     )
     max_sessions: int = Field(default=1_000, gt=0, description="open sessions")
-    extensions: tuple[str, ...] = ()
-    environments: dict[str, Environment] = Field(default_factory=dict)
+    extensions: tuple[str, ...] = Field(
+        default=(), description="what sessions get, and may name over HTTP"
+    )
+    environments: dict[str, Environment] = Field(
+        default_factory=dict, description="by name; `default` is what a session gets unasked"
+    )
     limits: Limits = Limits()
     service: Service = Service()
 
@@ -111,11 +125,3 @@ class Config(Section):
         if name is None or name == "default":
             return self.environments.get("default", Environment())
         return self.environments[name]
-
-
-def defaults_table() -> list[tuple[str, str, Any]]:
-    """Rows of the defaults table: setting, what it bounds, default."""
-    return [
-        (name, field.description or "", field.default)
-        for name, field in Limits.model_fields.items()
-    ]

@@ -1,0 +1,110 @@
+"""What continuous integration runs: `nox` runs it all, `nox -s lint` one session.
+
+Each session makes an environment of its own from requirements-dev.lock; with `nox --no-venv` all of
+them use the environment that nox runs in, which then must have been made from it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tomllib
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2025.2.9"
+nox.options.sessions = ["lint", "typing", "tests", "e2e"]
+nox.options.reuse_existing_virtualenvs = True
+nox.options.stop_on_first_error = False
+
+SOURCES = ("replsvc", "kernels", "extensions", "tests", "benchmarks", "examples", "docs")
+# A developer's index, mirrors and local wheels must not decide what is locked.
+PLAIN_PIP = {
+    "PIP_CONFIG_FILE": os.devnull,
+    "PIP_FIND_LINKS": "",
+    "PIP_EXTRA_INDEX_URL": "",
+    "CUSTOM_COMPILE_COMMAND": "nox -s lock",
+}
+
+
+def prepare(session: nox.Session) -> Path:
+    """Install the locked environment and the project; returns the directory of its commands."""
+    if session.venv_backend == "none":
+        return Path(sys.executable).parent
+    session.install("--require-hashes", "-r", "requirements-dev.lock")
+    session.install("--no-deps", "-e", ".")
+    return Path(session.bin)
+
+
+def run(session: nox.Session, command: Path, *args: str, env: dict[str, str] | None = None) -> None:
+    """Run a command of the prepared environment, whatever PATH says."""
+    session.run(str(command), *args, env=env, external=True)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style, formatting, and the direction of every import."""
+    commands = prepare(session)
+    present = [name for name in SOURCES if Path(name).exists()]
+    run(session, commands / "ruff", "check", "noxfile.py", *present)
+    run(session, commands / "ruff", "format", "--check", "noxfile.py", *present)
+    run(session, commands / "lint-imports", "--no-cache")
+
+
+@nox.session
+def typing(session: nox.Session) -> None:
+    """Types, strictly."""
+    run(session, prepare(session) / "mypy")
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """All tests but the end-to-end ones, counting lines here and inside kernels.
+
+    `nox -s tests -- ARGS` hands ARGS to pytest.
+    """
+    python = prepare(session) / "python"
+    run(session, python, "-m", "coverage", "erase")
+    try:
+        run(session, python, "-m", "coverage", "run", "-m", "pytest", "-m", "not e2e",
+            *session.posargs)  # fmt: skip
+    finally:
+        run(session, python, "-m", "coverage", "combine", "--quiet")
+    if not session.posargs:
+        run(session, python, "-m", "coverage", "report")
+
+
+@nox.session
+def e2e(session: nox.Session) -> None:
+    """The installed commands, driven as a user drives them."""
+    python = prepare(session) / "python"
+    run(session, python, "-m", "pytest", "-m", "e2e", *session.posargs)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Write what is generated in docs/ anew."""
+    run(session, prepare(session) / "python", "docs/defaults.py")
+
+
+@nox.session(python="3.11")
+def lock(session: nox.Session) -> None:
+    """Lock what the oldest supported Python gets; the same pins serve the newer ones.
+
+    `nox -s lock -- --upgrade` takes newer releases, without it only what changed moves.
+    """
+    session.install("pip-tools>=7.4")
+    options = (
+        "--generate-hashes", "--strip-extras", "--allow-unsafe", "--quiet",
+        "--no-emit-index-url", "--no-emit-find-links", "--no-emit-trusted-host",
+        *session.posargs,
+    )  # fmt: skip
+    session.run("pip-compile", *options, "-o", "requirements.lock", "pyproject.toml", env=PLAIN_PIP)
+    project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))
+    groups = Path(session.create_tmp()) / "development.in"
+    groups.write_text("\n".join(nox.project.dependency_groups(project, "dev")), encoding="utf-8")
+    session.run(
+        "pip-compile", *options, "--extra", "data", "-c", "requirements.lock", "--no-annotate",
+        "-o", "requirements-dev.lock", "pyproject.toml", str(groups), env=PLAIN_PIP,
+    )  # fmt: skip
