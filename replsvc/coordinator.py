@@ -9,10 +9,8 @@ from __future__ import annotations
 import json
 import secrets
 import shutil
-import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -34,11 +32,12 @@ from replsvc.errors import (
     SessionNotFoundError,
     StorageError,
 )
-from replsvc.extension.describe import BaseFacts
 from replsvc.extension.available import Available, select
+from replsvc.extension.describe import BaseFacts
 from replsvc.extension.resolve import resolve
 from replsvc.kernel_slot import KernelPlan, setup_of
 from replsvc.probe import EnvironmentFacts, probe
+from replsvc.runtime_dir import runtime_dir
 from replsvc.session import Session, SessionParts
 from replsvc.session_values import Mount, SessionRequest, lower_limits
 from replsvc.store.log import EventLog
@@ -105,9 +104,10 @@ class Coordinator:
     @asynccontextmanager
     async def _open(self) -> AsyncIterator[None]:
         self.available = Available(self.config.extensions)
-        self._temporary = Path(tempfile.mkdtemp(prefix="replsvc-run-"))
-        root = self.config.data
-        self._workspaces = (root or self._temporary) / "workspaces"
+        runtime = runtime_dir()
+        self._runtime = await trio.to_thread.run_sync(runtime.__enter__)
+        root = self.config.data or self._runtime / "data"
+        self._workspaces = root / "workspaces"
         try:
             async with EventLog.open(root, durability=self.config.durability) as self.log:
                 await self._end_what_an_earlier_run_left()
@@ -119,14 +119,13 @@ class Coordinator:
                             await self.stop()
         finally:
             with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(lambda: shutil.rmtree(self._temporary, True))
+                await trio.to_thread.run_sync(runtime.__exit__, None, None, None)
 
     async def _end_what_an_earlier_run_left(self) -> None:
         """Sessions of a coordinator that was killed have no kernel any more: say so."""
         for record in await self.log.sessions(states=("starting", "idle", "busy")):
             await self.log.update_session(record.id, state="stopped")
-            left = self._workspaces / record.id
-            await trio.to_thread.run_sync(lambda path=left: shutil.rmtree(path, True))
+            await trio.to_thread.run_sync(shutil.rmtree, self._workspaces / record.id, True)
 
     async def stop(self) -> None:
         """End every session and refuse new ones; returns when nothing is left."""
@@ -172,8 +171,8 @@ class Coordinator:
 
         With an id it is idempotent: the same request gives the same session, also while it is being
         opened. Raises `ConflictError` for another request with that id, `ExtensionError`,
-        `ExtensionSetupError`, `BackendUnavailableError`, `StartupTimeoutError`, `QuotaExceededError`,
-        `StorageError`; then nothing is left behind.
+        `ExtensionSetupError`, `BackendUnavailableError`, `StartupTimeoutError`,
+        `QuotaExceededError`, `StorageError`; then nothing is left behind.
         """
         if self._stopping:
             raise ServiceStoppingError("the service is stopping.", hint="Try another, or later.")
@@ -245,7 +244,7 @@ class Coordinator:
             env={**environment.env, **request.env},
             startup_timeout_s=limits.startup_timeout_s,
         )
-        plan = KernelPlan(backend_of(request, None), spec, setup, limits.setup_timeout_s)
+        plan = KernelPlan(backend_of(request, self._runtime), spec, setup, limits.setup_timeout_s)
 
         async def facts() -> BaseFacts:
             return await self._describe(python, request, limits)

@@ -12,6 +12,13 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 
+def with_hint(message: str, hint: str) -> str:
+    """Both as one line of sentences."""
+    if not hint:
+        return message
+    return f"{message}{'' if message.endswith(('.', '!', '?')) else '.'} {hint}"
+
+
 class ReplsvcError(Exception):
     """Base of all. `message` says what happened, `hint` what the caller may do about it.
 
@@ -32,7 +39,7 @@ class ReplsvcError(Exception):
 
     def __str__(self) -> str:
         """Message and hint on one line, as a terminal shows them."""
-        return f"{self.message} {self.hint}".rstrip()
+        return with_hint(self.message, self.hint)
 
 
 class ConfigError(ReplsvcError):
@@ -90,7 +97,7 @@ class SessionClosedError(ReplsvcError):
 
 
 class QueueFullError(ReplsvcError):
-    """Raised when `queue_limit` calls wait already. `details` say which cell runs, and since when."""
+    """Raised when `queue_limit` calls wait already. `details` say which runs, and since when."""
 
     code, http_status, title = "queue_full", 429, "Queue is full"
 

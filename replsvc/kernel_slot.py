@@ -212,7 +212,7 @@ class KernelSlot:
         return self._current
 
     async def release(self) -> None:
-        """End the kernel and wait until nothing of it is left; the next `acquire` starts another."""
+        """End the kernel and wait until nothing of it is left; `acquire` starts another."""
         if self._current is None:
             return
         left = self._left

@@ -38,7 +38,6 @@ from replsvc.redaction import Redactor
 from replsvc.run import Run, Turns
 from replsvc.store.log import EventLog
 
-
 # Above this, text is shortened in a worker thread.
 LONG_CHARS = 256 * 1024
 
@@ -146,6 +145,9 @@ async def _execute_repl(run: Run, host: Host) -> Outcome:
             return Outcome("killed", text, cause=Cause(kind="setup", message=error.message))
         if run.control.stopped is not None:
             return Outcome("cancelled", "[cancelled before it started; nothing ran]")
+        if run.status == "queued" and run.waited:
+            draft = Draft(kind="status", call_id=run.id, data={"status": "running"})
+            host.log.append(host.id, [draft])
         run.status, run.started_at = "running", utc_now()
         run.execution_started = trio.current_time()
         timeout_s = _timeout(run, host.limits)
@@ -163,7 +165,7 @@ async def _execute_repl(run: Run, host: Host) -> Outcome:
         host.kernel_done(end)
         host.turns.leave(run)
     status, cause = repl.verdict(end, timeout_s)
-    output = recorder.finish()
+    output = await recorder.finish()
     failure = end.reply.failure if end.reply is not None else None
     info = None
     if failure is not None:
@@ -178,7 +180,8 @@ async def _execute_repl(run: Run, host: Host) -> Outcome:
 
 async def _wait_turn(run: Run, host: Host) -> bool:
     """Whether the turn came; False when the call was cancelled in the queue."""
-    if host.turns.holder is run:
+    run.waited = host.turns.holder is not run
+    if not run.waited:
         return run.control.stopped is None
     async with trio.open_nursery() as nursery:
 

@@ -37,6 +37,7 @@ class Run:
         self.started_at: datetime | None = None
         self.execution_started: float | None = None
         self.status: Status = "queued"
+        self.waited = False
         self.control = CellControl()
         self.followers = 0
         self.abandoned = trio.Event()

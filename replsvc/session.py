@@ -208,8 +208,8 @@ class Session:
         """Use a tool and wait for its result.
 
         Failing code, limits and a dead kernel are statuses of the result. Raises `QueueFullError`,
-        `ConflictError`, `SessionClosedError`, `StorageError`. Cancelling it cancels the call: the cell
-        is interrupted, then ended if it does not listen, and only then does this return.
+        `ConflictError`, `SessionClosedError`, `StorageError`. Cancelling it cancels the call: the
+        cell is interrupted, then ended if it does not listen, and only then does this return.
         """
         run = await self.submit(CallRequest(tool=tool, input=input, **fields))
         try:
@@ -286,7 +286,7 @@ class Session:
         if request.timeout_s == "none" or request.timeout_s > ours:
             raise InvalidInputError(
                 f"timeout_s can be at most {ours:g} in this session.",
-                hint="Give less, or open the session with a higher limit where the operator allows it.",
+                hint="Give less, or have the operator raise the limit.",
             )
 
     def _queue_full(self) -> QueueFullError:
@@ -460,4 +460,4 @@ class Session:
 
     async def remove_workspace(self) -> None:
         """Remove what the session's processes wrote; they have ended."""
-        await trio.to_thread.run_sync(lambda: shutil.rmtree(self._parts.workspace, True))
+        await trio.to_thread.run_sync(shutil.rmtree, self._parts.workspace, True)

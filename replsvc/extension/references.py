@@ -1,7 +1,7 @@
 """References: extensions named by text, on the command line and in config.
 
-`module:object`, a path to a `.py` file, or the name of a bundled extension; each may be followed by
-`=JSON`, an object with its opts.
+`module:object`, a path to a `.py` file (alone or with `:object`), or the name of a bundled extension;
+each may be followed by `=JSON`, an object with its opts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from replsvc.errors import ExtensionError
+from replsvc.errors import ExtensionError, with_hint
 from replsvc.extension.contract import Extension
 from replsvc.extension.issues import clip, extension_error, nearest, raised, shown
 from replsvc.extension.naming import FILE_STEM
@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
 BUNDLED = "replsvc_extensions"
 """The package whose modules are named by their plain names."""
-FORMS = "Write module:object, a path to a .py file or a bundled extension's name"
+FORMS = (
+    "Write module:object, a path to a .py file (or file.py:object) or a bundled extension's name"
+)
 
 
 _numbers = itertools.count(1)
@@ -44,7 +46,7 @@ class Reference:
 
     @property
     def is_file(self) -> bool:
-        """Whether `target` is a path; otherwise it is `module:object` or a plain name."""
+        """Whether `target` is a path alone; otherwise it names an object, or is a plain name."""
         return self.target.endswith(".py")
 
 
@@ -147,7 +149,7 @@ def bundled() -> list[str]:
 
 
 def _with_hint(error: ExtensionError) -> list[str]:
-    return [f"{issue} {error.hint}".rstrip() for issue in error.issues]
+    return [with_hint(issue, error.hint) for issue in error.issues]
 
 
 def _no_constant(name: str) -> NoReturn:
@@ -211,20 +213,22 @@ def _plain(name: str) -> object:
 
 
 def _object(target: str) -> tuple[str, object]:
-    module_name, _, path = target.partition(":")
+    module_name, _, path = target.rpartition(":")
     parts = path.split(".")
-    if not all(part.isidentifier() for part in [*module_name.split("."), *parts]):
+    in_file = module_name.endswith(".py")
+    names = parts if in_file else [*module_name.split("."), *parts]
+    if not all(name.isidentifier() for name in names):
         raise ExtensionError(
             f"{shown(target)} is not module:object", hint=f"{FORMS}, and opts as =JSON after it."
         )
-    found: Any = _module(module_name)
+    found: Any = _file(Path(module_name)) if in_file else _module(module_name)
     for position, part in enumerate(parts):
         try:
             found = getattr(found, part)
         except AttributeError:
             # A package's module is an attribute of it only once it has been imported.
             inner = ".".join([module_name, *parts[: position + 1]])
-            if not isinstance(found, types.ModuleType) or not _exists(inner):
+            if in_file or not isinstance(found, types.ModuleType) or not _exists(inner):
                 around = ".".join([module_name, *parts[:position]])
                 raise ExtensionError(
                     f"{around} has no {part!r}.{nearest(part, dir(found))}",

@@ -191,14 +191,14 @@ def test_a_file_that_can_not_be_imported_says_where_it_failed(
     [
         ("sample_weather:Wether", "sample_weather has no 'Wether'. Did you mean 'Weather'?"),
         ("sample_weather:Weather.cod", "sample_weather.Weather has no 'cod'. Did you mean 'code'?"),
-        ("no_such_module_here:x", "there is no module no_such_module_here It must be installed"),
+        ("no_such_module_here:x", "there is no module no_such_module_here. It must be installed"),
         ("sample_weather.inner:x", "there is no module sample_weather.inner"),
         ("sample_weather:", "'sample_weather:' is not module:object"),
         (":x", "':x' is not module:object"),
         ("a b:c", "'a b:c' is not module:object"),
-        ("weather.py:Weather", "there is no module weather"),
+        ("weather.py:Weather", "'weather.py' does not exist. Paths are relative to"),
         ("sample_weather", "no bundled extension is called 'sample_weather'"),
-        ("/nowhere/at/all.py", "'/nowhere/at/all.py' does not exist Paths are relative to"),
+        ("/nowhere/at/all.py", "'/nowhere/at/all.py' does not exist. Paths are relative to"),
         ('sample_weather:ping={"a": 1}', "sample_weather:ping takes no opts"),
     ],
 )
