@@ -27,6 +27,11 @@ def syscall(name: str, *arguments: Any) -> int:
     return result
 
 
+def buffer(data: bytearray) -> ctypes.Array[ctypes.c_char]:
+    """What the kernel may write to, in place of `bytes`: shares the memory of `data`."""
+    return (ctypes.c_char * len(data)).from_buffer(data)
+
+
 def prctl(option: int, value: int = 0, third: int = 0) -> int:
     """`prctl(2)`. Raises `OSError`."""
     return syscall("prctl", option, value, third, 0, 0)

@@ -19,10 +19,10 @@ in `DENIED` and `RULES`):
 - prctl: PR_SET_SECCOMP, PR_SET_MM, PR_SCHED_CORE;
 - changing RLIMIT_CORE.
 
-**Docker's filter has no word about these, we allow them:** rseq_slice_yield and uprobe, see below.
+**Docker's profile doesn't name them, we allow them:** rseq_slice_yield and uprobe; see below.
 
-**Where both deny,** Docker answers EPERM to calls it doesn't know, libseccomp ENOSYS to newer ones;
-here a known call gets EPERM, an unknown one ENOSYS, so that programs take their older way.
+**The answers differ too:** Docker's is EPERM for nearly everything. Here a call that a program
+would try first and replace by an older one gets ENOSYS (`HIDDEN`), as every unknown one does.
 """
 
 from __future__ import annotations
