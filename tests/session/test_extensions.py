@@ -303,7 +303,8 @@ async def test_a_path_is_code_with_its_own_file_and_line(
 
 
 async def test_configured_extensions_are_the_default_and_can_be_chosen_by_name(
-    make_config, tmp_path: Path  # type: ignore[no-untyped-def]
+    make_config,
+    tmp_path: Path,  # type: ignore[no-untyped-def]
 ) -> None:
     file = tmp_path / "mine.py"
     file.write_text(

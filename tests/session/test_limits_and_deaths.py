@@ -9,9 +9,9 @@ from collections.abc import Callable
 import pytest
 import trio
 
+from replsvc.calls import CallRequest
 from replsvc.config import Config
 from replsvc.coordinator import Coordinator
-from replsvc.calls import CallRequest
 from replsvc.errors import (
     InvalidInputError,
     ServiceStoppingError,
