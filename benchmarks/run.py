@@ -3,8 +3,9 @@
     python benchmarks/run.py [--quick] [--json FILE]
 
 Everything runs against the real service on this machine: in process and over HTTP keep-alive from a
-client in a process of its own. Each figure has its median, p99 and count; the stock kernel beside ours,
-through jupyter_client in the same run, gives the ratio. Trust ratios more than figures: machines differ.
+client in a process of its own. Each figure has its median, p99 and count; the stock kernel beside
+ours, through jupyter_client in the same run, gives the ratio. Trust ratios more than figures:
+machines differ.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ async def test_waiting_openers_get_the_failure_of_the_first(coordinator: Coordin
     async def open_one() -> None:
         try:
             await coordinator.open(SessionRequest(id="x"), extensions=broken)
-        except Exception as error:  # noqa: BLE001 - every kind is looked at below
+        except Exception as error:
             failures.append(error)
 
     async with trio.open_nursery() as nursery:

@@ -72,7 +72,8 @@ async def test_code_that_swallows_the_interrupt_is_ended_and_the_loss_is_said(
 
 async def test_code_that_ignores_terminate_as_well_is_killed(session: Session) -> None:
     code = (
-        "import signal\nfor s in (signal.SIGINT, signal.SIGTERM): signal.signal(s, signal.SIG_IGN)\n"
+        "import signal\n"
+        "for s in (signal.SIGINT, signal.SIGTERM): signal.signal(s, signal.SIG_IGN)\n"
         "while True: pass"
     )
     call = await session.run(code, timeout_s=0.2)
