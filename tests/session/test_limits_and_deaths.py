@@ -141,9 +141,13 @@ async def test_an_interrupt_with_nothing_running_says_so(session: Session) -> No
 
 
 async def test_code_that_handles_the_interrupt_ends_as_it_wants(session: Session) -> None:
-    running = await start(
-        session, "try:\n    open('f').read()\nexcept KeyboardInterrupt:\n    pass\n'handled'"
+    code = (
+        "import os\nos.mkfifo('f')\n"
+        "try:\n    print('ready', flush=True)\n    open('f').read()\n"
+        "except KeyboardInterrupt:\n    pass\n'handled'"
     )
+    running = await session.submit(CallRequest(input={"code": code}))
+    await wait_output(session, running)
     await session.interrupt()
     call = await running.wait()
     assert (call.status, call.text) == ("ok", "ready\n=> 'handled'")
