@@ -24,7 +24,7 @@ from replsvc.errors import (
     UnauthorizedError,
 )
 from replsvc.gateways.calls import call_routes
-from replsvc.gateways.guard import Guard
+from replsvc.gateways.guard import Guard, log_fault
 from replsvc.gateways.problem import (
     BodyTimeoutError,
     BodyTooLargeError,
@@ -86,6 +86,7 @@ def _application(coordinator: Coordinator, stopping: trio.Event) -> FastAPI:
         BodyTimeoutError,
         BodyTooLargeError,
         MediaTypeError,
+        InvalidInputError,
         ReplsvcError,
     )
     for routes in (session_routes(coordinator), call_routes(coordinator)):
@@ -130,8 +131,9 @@ async def _on_error(request: Request, error: Exception) -> Response:
     return problem_response(error, request.url.path)
 
 
-async def _on_fault(request: Request, error: Exception) -> Response:  # noqa: ARG001 - kept inside
-    """What is left is a fault of ours; the guard writes it to the log."""
+async def _on_fault(request: Request, error: Exception) -> Response:
+    """What is left is a fault of ours."""
+    log_fault(request.scope, error)
     return problem_response(internal_error(), request.url.path)
 
 

@@ -53,6 +53,19 @@ def one_time_key(service: Service) -> str | None:
     return secrets.token_urlsafe(32)
 
 
+def log_fault(scope: Scope, error: Exception) -> None:
+    """Write a fault of ours to the log.
+
+    Formatted here: a renderer that shows local variables would show the key.
+    """
+    log.error(
+        "request failed",
+        method=scope["method"],
+        path=scope["path"],
+        traceback="".join(traceback.format_exception(error)),
+    )
+
+
 class Guard:
     """ASGI middleware around the whole application; see the module.
 
@@ -111,18 +124,13 @@ class Guard:
         try:
             await self._app(scope, body.replay(content, intake), safely)
         except Exception as error:
-            # Formatted here: a renderer that shows local variables would show the key.
-            log.error(  # noqa: TRY400 - see above
-                "request failed",
-                method=scope["method"],
-                path=scope["path"],
-                traceback="".join(traceback.format_exception(error)),
-            )
-            if not started:
-                await _refuse(scope, intake, send, internal_error())
-            elif not ended:
+            if ended:
+                return  # answered, and logged, by the application's own handler
+            log_fault(scope, error)
+            if started:
                 # Only a connection that breaks off tells the client that this is not all.
                 raise
+            await _refuse(scope, intake, send, internal_error())
 
     def _check(self, scope: Scope) -> None:
         """Raise `OriginError` or `UnauthorizedError` for what must not come further."""
