@@ -8,6 +8,7 @@ import os
 import secrets
 from pathlib import Path
 from types import TracebackType
+from typing import TextIO
 
 from replsvc.errors import InvalidInputError
 
@@ -21,13 +22,16 @@ class ReadyFile:
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._ours: os.stat_result | None = None
+        # Kept open, so that no other file can get its number meanwhile.
+        self._ours: TextIO | None = None
 
     def __enter__(self) -> ReadyFile:
         if self._path is not None:
             try:
                 self._path.unlink(missing_ok=True)
-                self._draft("").unlink()
+                draft, file = self._draft()
+                file.close()
+                draft.unlink()
             except OSError as error:
                 raise InvalidInputError(
                     f"--ready-file: {self._path} can't be written: {error.strerror}.",
@@ -47,23 +51,25 @@ class ReadyFile:
         """Say it; whoever sees the file sees all of it. Raises `OSError`."""
         if self._path is None:
             return
-        draft = self._draft(json.dumps({"url": url, "key": key}) + "\n")
-        self._ours = draft.stat()
-        draft.replace(self._path)
+        draft, self._ours = self._draft()
+        try:
+            print(json.dumps({"url": url, "key": key}), file=self._ours, flush=True)
+            draft.replace(self._path)
+        except OSError:
+            draft.unlink()
+            raise
 
     def remove(self) -> None:
         """Remove the file, unless somebody has put another in its place."""
         if self._path is None or self._ours is None:
             return
-        with contextlib.suppress(OSError):
-            if os.path.samestat(self._path.lstat(), self._ours):
+        with contextlib.suppress(OSError), self._ours:
+            if os.path.samestat(self._path.lstat(), os.fstat(self._ours.fileno())):
                 self._path.unlink()
         self._ours = None
 
-    def _draft(self, text: str) -> Path:
+    def _draft(self) -> tuple[Path, TextIO]:
         assert self._path is not None
         draft = self._path.with_name(f".{self._path.name}.{secrets.token_hex(8)}")
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-        with open(os.open(draft, flags, 0o600), "w") as file:  # noqa: PTH123 - a descriptor
-            file.write(text)
-        return draft
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        return draft, os.fdopen(os.open(draft, flags, 0o600), "w")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import logging
 import os
@@ -121,13 +122,12 @@ class _Service:
         return (self._key,)
 
     def _announce(self, url: str) -> None:
+        # The file first: whoever has read the lines finds it.
         try:
             self._ready.write(url, self._key)
         except OSError as error:
             raise InvalidInputError(f"--ready-file can't be written: {error.strerror}.") from error
-        try:
+        with contextlib.suppress(OSError):  # nobody has to listen
             print(f"replsvc serves {url}", flush=True)
             if self._key is not None:
                 print(f"Key for this run: {self._key}", flush=True)
-        except OSError:
-            pass  # nobody listens; the ready file may still be read
