@@ -1,10 +1,9 @@
-"""Serving the application: a socket of our own, Hypercorn's HTTP on trio, an orderly end."""
+"""Serving the application: a socket of our own, Hypercorn's HTTP/1.1, an orderly end."""
 
 from __future__ import annotations
 
 import errno
 import gc
-import logging
 import socket
 import traceback
 from collections.abc import Callable, Iterable
@@ -12,22 +11,16 @@ from functools import partial
 
 import structlog
 import trio
-from hypercorn.app_wrappers import ASGIWrapper
-from hypercorn.config import Config as HypercornConfig
-from hypercorn.trio.tcp_server import TCPServer
-from hypercorn.trio.worker_context import WorkerContext
-from hypercorn.typing import ConnectionState
-from starlette.types import ASGIApp
 
 from replsvc.config import Service
 from replsvc.coordinator import Coordinator
 from replsvc.errors import ConfigError
 from replsvc.gateways.app import create_app
+from replsvc.gateways.connection import Connections
 from replsvc_kernels.background import background_nursery
 
 log = structlog.get_logger("replsvc.http")
 
-KEEP_ALIVE_S = 75.0
 BACKLOG = 1024
 # A client that vanished without a word is noticed after about a minute.
 PROBE_AFTER_S, PROBE_EVERY_S, PROBES = 30, 10, 3
@@ -121,30 +114,27 @@ async def serve(
         except OSError as error:
             raise _unusable(service, error) from error
         url = url_of(bound)
-        connections = _Connections(app)
+        connections = Connections(app)
         async with background_nursery() as serving:
-            try:
-                async with background_nursery() as accepting:
-                    taken = trio.SocketListener(trio.socket.from_stdlib_socket(bound))
-                    await accepting.start(
-                        partial(
-                            trio.serve_listeners,
-                            connections.serve,
-                            [taken],
-                            handler_nursery=serving,
-                        )
+            async with background_nursery() as accepting:
+                taken = trio.SocketListener(trio.socket.from_stdlib_socket(bound))
+                await accepting.start(
+                    partial(
+                        trio.serve_listeners,
+                        partial(_serve_one, connections),
+                        [taken],
+                        handler_nursery=serving,
                     )
-                    if own_process:
-                        settle_memory()
-                    if ready is not None:
-                        ready(url)
-                    task_status.started(url)
-                    await stopping.wait()
-                with trio.move_on_after(service.stop_deadline_s):
-                    await coordinator.stop()
-                    await connections.finish()
-            finally:
-                connections.close()
+                )
+                if own_process:
+                    settle_memory()
+                if ready is not None:
+                    ready(url)
+                task_status.started(url)
+                await stopping.wait()
+            with trio.move_on_after(service.stop_deadline_s):
+                await coordinator.stop()
+                await connections.finish()
 
 
 def settle_memory() -> None:
@@ -157,54 +147,12 @@ def settle_memory() -> None:
     gc.set_threshold(20_000, 20, 50)
 
 
-class _Connections:
-    """The open connections."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = ASGIWrapper(app)  # type: ignore[arg-type]  # the same protocol, typed by each
-        self._config = HypercornConfig()
-        self._config.accesslog = None
-        self._config.errorlog = logging.getLogger("replsvc.hypercorn")
-        self._config.include_server_header = False
-        self._config.keep_alive_timeout = KEEP_ALIVE_S
-        self._config.keep_alive_max_requests = 1_000_000
-        self._context = WorkerContext(None)
-        self._open: set[trio.SocketStream] = set()
-        self._changed = trio.Event()
-
-    async def serve(self, stream: trio.SocketStream) -> None:
-        """Serve one connection to its end; nothing that a client sends can end another's."""
-        self._open.add(stream)
-        try:
-            await TCPServer(
-                self._app,
-                self._config,
-                self._context,
-                ConnectionState({}),
-                stream,  # type: ignore[arg-type]  # takes plain streams too
-            ).run()
-        except* Exception as group:  # noqa: BLE001 - see below
-            # Whatever the protocol's library makes of hostile bytes.
-            log.warning(
-                "connection ended by an error",
-                traceback="".join(traceback.format_exception(group)),
-            )
-        finally:
-            stream.socket.close()
-            self._open.discard(stream)
-            changed, self._changed = self._changed, trio.Event()
-            changed.set()
-
-    async def finish(self) -> None:
-        """Close each connection as soon as its request is answered; wait until none is left."""
-        await self._context.terminated.set()
-        while self._open:
-            await self._changed.wait()
-
-    def close(self) -> None:
-        """Close all now. Only this ends a write to a client that does not read.
-
-        Hypercorn shields its writes from cancellation.
-        """
-        for stream in self._open:
-            stream.socket.close()
+async def _serve_one(connections: Connections, stream: trio.SocketStream) -> None:
+    """Serve one client; nothing that it sends can end another's connection."""
+    try:
+        await connections.serve(stream)
+    except* Exception as group:  # noqa: BLE001 - whatever hostile bytes bring the protocol to
+        log.warning(
+            "connection ended by an error",
+            traceback="".join(traceback.format_exception(group)),
+        )

@@ -8,11 +8,15 @@ import httpx
 import pytest
 import structlog.testing
 import trio
+import trio.testing
 from http_service import KEY, Running, Start
 
 from replsvc.config import Config, Service
 from replsvc.coordinator import Coordinator
 from replsvc.errors import ConfigError
+from replsvc.gateways import connection
+from replsvc.gateways.app import create_app
+from replsvc.gateways.connection import Connections
 from replsvc.gateways.serve import bind, serve, url_of
 
 
@@ -190,19 +194,50 @@ async def test_hostile_bytes_end_their_own_connection_only(service: Running, sen
         assert (await http.get("/v1/sessions")).status_code == 200
 
 
-async def test_http_2_is_guarded_too(service: Running) -> None:
+async def test_an_offer_of_http_2_is_ignored_as_some_clients_make_it_always(
+    service: Running,
+) -> None:
     settings = base64.urlsafe_b64encode(b"").decode()
     request = (
-        "GET /v1/sessions HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade, HTTP2-Settings\r\n"
+        "GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade, HTTP2-Settings\r\n"
         f"Upgrade: h2c\r\nHTTP2-Settings: {settings}\r\n\r\n"
     )
     async with await service.open_raw() as stream:
         await stream.send_all(request.encode())
-        answer = b""
-        while b"unauthorized" not in answer:
-            chunk = await stream.receive_some(65536)
-            assert chunk, answer
-            answer += chunk
+        answer = await stream.receive_some(65536)
+    assert answer.startswith(b"HTTP/1.1 200")
+
+
+async def test_connections_end_with_their_clients_or_when_idle_for_too_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    connections = Connections(create_app(Coordinator(), Service(), keys=[KEY]))
+    request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    async with trio.open_nursery() as nursery:
+
+        async def connect_and_ask() -> trio.SocketStream:
+            client = await trio.testing.open_stream_to_socket_listener(listeners[0])
+            nursery.start_soon(connections.serve, await listeners[0].accept())
+            await client.send_all(request)
+            assert (await client.receive_some(65536)).startswith(b"HTTP/1.1 200")
+            return client
+
+        client = await connect_and_ask()
+        await client.aclose()
+        await nothing_open(connections)
+        monkeypatch.setattr(connection, "KEEP_ALIVE_S", 0.05)
+        client = await connect_and_ask()
+        while await client.receive_some(65536):
+            pass  # the rest of the answer, then the end
+        await nothing_open(connections)
+        await client.aclose()
+        await listeners[0].aclose()
+
+
+async def nothing_open(connections: Connections) -> None:
+    while len(connections):
+        await trio.testing.wait_all_tasks_blocked(0.001)
 
 
 async def test_importing_the_gateways_starts_nothing_and_coordinators_do_not_need_them() -> None:
