@@ -3,8 +3,9 @@
     python benchmarks/run.py [--quick] [--json FILE]
 
 Everything runs against the real service on this machine: in process and over HTTP keep-alive from a
-client in a process of its own. Each figure has its median, p99 and count; the stock kernel beside ours,
-through jupyter_client in the same run, gives the ratio. Trust ratios more than figures: machines differ.
+client in a process of its own. Each figure has its median, p99 and count; the stock kernel beside
+ours, through jupyter_client in the same run, gives the ratio. Trust ratios more than figures:
+machines differ.
 """
 
 from __future__ import annotations
@@ -232,7 +233,9 @@ def over_http(table: Table, n: int) -> None:
                 connection.request("GET", "/healthz", headers=headers)
                 connection.getresponse().read()
 
-            table.add("a trivial route over HTTP keep-alive", [timed(health) for _ in range(n)], "ms")
+            table.add(
+                "a trivial route over HTTP keep-alive", [timed(health) for _ in range(n)], "ms"
+            )
         finally:
             server.terminate()
             server.wait()
@@ -261,9 +264,7 @@ def stock(table: Table, n: int) -> None:
             call()
         table.add("stock kernel, jupyter_client: 1+1 warm", [timed(call) for _ in range(n)], "ms")
         prints = [
-            timed(
-                lambda: client.execute_interactive(PRINT_10MB, output_hook=lambda _message: None)
-            )
+            timed(lambda: client.execute_interactive(PRINT_10MB, output_hook=lambda _message: None))
             for _ in range(3)
         ]
         table.add("stock kernel, jupyter_client: 10 MB of prints", prints, "ms")

@@ -8,19 +8,19 @@ person's interrupt is only its first step unless forced.
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
 import trio
 
-from replsvc_kernels.background import background_nursery
 from replsvc_kernels.kernel import Cell, Kernel, KernelDied, ProtocolViolation
 from replsvc_kernels.messages import Exit, Output, Reply
 
 Stopped = Literal["timeout", "interrupted", "cancelled", "restarted", "closed"]
 
-# A kernel that is busy with something else than its cell gets this long before the clock starts.
+# A kernel is only interrupted in its cell: how long to wait until it says that it is there.
 START_WAIT_S = 5.0
 # A signal is delivered at once or not at all.
 SIGNAL_S = 1.0
@@ -34,9 +34,11 @@ class CellControl:
 
     def __init__(self) -> None:
         self.stopped: Stopped | None = None
-        self.asked = trio.Event()
         self.climb = False
         self.kill = False
+        self.asked = trio.Event()
+        self._unheard = False
+        self._listening: trio.CancelScope | None = None
 
     def interrupt(self, *, force: bool = False) -> None:
         """Interrupt once; with `force` go up the ladder when that does not end it."""
@@ -55,7 +57,19 @@ class CellControl:
         if self.stopped is None or climb:
             self.stopped = why
         self.climb = self.climb or climb
+        self._unheard = True
         self.asked.set()
+        if self._listening is not None:
+            self._listening.cancel()
+
+    @contextmanager
+    def listening(self, deadline: float) -> Iterator[None]:
+        """Run the body until `deadline`, or until something is asked (also: was, and not heard)."""
+        with trio.CancelScope(deadline=deadline) as self._listening:
+            if self._unheard:
+                self._listening.cancel()
+            yield
+        self._listening, self._unheard = None, False
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,20 +102,16 @@ async def run_cell(
     """Run `code` and hand each output to `sink`, in order; a slow sink slows this cell alone.
 
     Returns when the cell has ended, whatever ended it. Cancelling it leaves the code running:
-    whoever cancels ends the kernel.
+    whoever cancels ends the kernel. The sink may be cancelled once it has taken an output.
     """
     begun = trio.current_time()
     died: Exit | None = None
     violation: str | None = None
     reply: Reply | None = None
     try:
-        async with (
-            kernel.execute(code, cell=cell_id, env=env) as cell,
-            background_nursery() as nursery,
-        ):
-            nursery.start_soon(_watch, kernel, cell, timeout_s, grace_s, control)
-            async for output in cell:
-                await sink(output)
+        async with kernel.execute(code, cell=cell_id, env=env) as cell:
+            deadline = begun + timeout_s if timeout_s is not None else math.inf
+            await _to_its_end(kernel, cell, sink, control, deadline, grace_s)
             reply = cell.reply
     except KernelDied as error:
         died = error.exit
@@ -113,30 +123,54 @@ async def run_cell(
     return CellEnd(reply, died, violation, stopped, trio.current_time() - begun)
 
 
-async def _watch(
-    kernel: Kernel, cell: Cell, timeout_s: float | None, grace_s: float, control: CellControl
+async def _to_its_end(
+    kernel: Kernel,
+    cell: Cell,
+    sink: Callable[[Output], Awaitable[None]],
+    control: CellControl,
+    deadline: float,
+    grace_s: float,
 ) -> None:
-    with trio.move_on_after(START_WAIT_S):
-        await cell.started.wait()
-    deadline = trio.current_time() + timeout_s if timeout_s is not None else math.inf
-    while not control.climb:
-        with trio.move_on_at(deadline) as clock:
-            await control.asked.wait()
-        if clock.cancelled_caught:
+    """Listen to the cell, and up the ladder when the clock or somebody says so."""
+
+    async def ended_before(when: float) -> bool:
+        with control.listening(when):
+            async for output in cell:
+                await sink(output)
+            return True
+        return False
+
+    while not await ended_before(deadline):
+        if control.climb:
+            break
+        if trio.current_time() >= deadline:
             control.stopped = "timeout"
             break
-        control.asked = trio.Event()
-        if not control.climb:  # read after the event was replaced: no ask is lost
-            with trio.move_on_after(SIGNAL_S):
-                await kernel.interrupt()
-    if not control.kill:
-        for step in (kernel.interrupt, kernel.terminate):
-            with trio.move_on_after(SIGNAL_S):
-                await step()
-            with trio.move_on_after(grace_s):
-                while not control.kill:
-                    await control.asked.wait()
-                    control.asked = trio.Event()
+        await _interrupt(kernel, cell)
+    else:
+        return
+    for step in (_interrupt, _terminate):
+        if control.kill:
+            break
+        await step(kernel, cell)
+        until = trio.current_time() + grace_s
+        while trio.current_time() < until:
+            if await ended_before(until):
+                return
             if control.kill:
                 break
     await kernel.kill()
+    async for output in cell:
+        await sink(output)
+
+
+async def _interrupt(kernel: Kernel, cell: Cell) -> None:
+    with trio.move_on_after(START_WAIT_S):
+        await cell.started.wait()
+    with trio.move_on_after(SIGNAL_S):
+        await kernel.interrupt()
+
+
+async def _terminate(kernel: Kernel, _cell: Cell) -> None:
+    with trio.move_on_after(SIGNAL_S):
+        await kernel.terminate()

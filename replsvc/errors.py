@@ -109,7 +109,7 @@ class QuotaExceededError(ReplsvcError):
 
 
 class ExtensionError(ReplsvcError):
-    """Raised when extensions can't be used as listed; `issues` has every problem, in stable order."""
+    """Raised when extensions can't be used as listed; `issues` has every problem, in order."""
 
     code, http_status, title = "extension_invalid", 422, "Extensions can't be used as listed"
 
@@ -139,7 +139,7 @@ class ExtensionSetupError(ReplsvcError):
 
 
 class BackendUnavailableError(ReplsvcError):
-    """Raised when no kernel can be started as asked: backend, kernelspec or environment is missing."""
+    """Raised when no kernel can be started as asked: something it needs is missing."""
 
     code, http_status, title = "backend_unavailable", 422, "Backend is not available"
 

@@ -220,7 +220,7 @@ class KernelSlot:
         await left.wait()
 
     def replace(self) -> None:
-        """Let the kernel go and start another, in the background; nobody is given this one again."""
+        """Let the kernel go and start another in the background; nobody gets this one again."""
         self._current = None
         self._leave.set()
         self._wanted.set()

@@ -169,5 +169,5 @@ class Recorder:
         )
 
     def content(self, text: str) -> tuple[Content, ...]:
-        """Text first, then each image."""
-        return (TextContent(text=text), *self.images)
+        """Text first, where there is any, then each image."""
+        return (*([TextContent(text=text)] if text else []), *self.images)

@@ -251,6 +251,8 @@ class Session:
         try:
             await run_call(run, self)
         finally:
+            if not run.ended:  # the session crashed: whoever waits must hear of it
+                run.fail(SessionClosedError(f"session {self.id} has ended", hint="Open another."))
             self.turns.leave(run)
             self._runs.pop(run.id, None)
             self._fingerprints.pop(run.id, None)

@@ -60,6 +60,7 @@ def _index() -> str | None:
 
 
 PROBES: dict[str, Callable[[], str | None]] = {
+    "data": lambda: _succeeds(sys.executable, "-c", "import pandas, matplotlib, sklearn"),
     "git": lambda: _command("git"),
     "index": _index,
     "mount": lambda: _command("mount") or _succeeds(sys.executable, "-c", NEW_MOUNT),

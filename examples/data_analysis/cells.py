@@ -1,7 +1,7 @@
 """The session of the example, cell by cell, as an agent writes it: code, and what must come back.
 
-`expect` are regular expressions that the result's text must match, in any order; `interrupt_after` is
-output after which the cell is interrupted.
+`expect` are regular expressions that the result's text must match, in any order; `interrupt_after`
+is output after which the cell is interrupted.
 """
 
 from dataclasses import dataclass, field

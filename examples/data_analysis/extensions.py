@@ -9,7 +9,7 @@ from replsvc import Extension, quote
 
 
 class datasets:  # noqa: N801 - the name that requests select it by
-    """Module-based: scikit-learn's bundled data sets as tidy data frames, a bounded number of rows."""
+    """Module-based: scikit-learn's bundled data sets as data frames, a bounded number of rows."""
 
     @staticmethod
     def code(opts):

@@ -1,7 +1,7 @@
 """References: extensions named by text, on the command line and in config.
 
-`module:object`, a path to a `.py` file (alone or with `:object`), or the name of a bundled extension;
-each may be followed by `=JSON`, an object with its opts.
+`module:object`, a path to a `.py` file (alone or with `:object`), or the name of a bundled
+extension; each may be followed by `=JSON`, an object with its opts.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from replsvc.config import Config, Environment, Limits
+from replsvc.config import Config, Limits
 from replsvc.coordinator import Coordinator
 from replsvc.session import Session
 
@@ -15,13 +15,12 @@ MakeConfig = Callable[..., Config]
 
 @pytest.fixture
 def make_config() -> MakeConfig:
-    """Settings for tests: no isolation, short graces, kernels that are measured when we are."""
+    """Settings for tests: no isolation, short graces."""
 
     def make(**limits: object) -> Config:
         return Config(
             isolation="none",
             limits=Limits.model_validate({"interrupt_grace_s": 0.5, **limits}),
-            environments={"default": Environment(env={})},
         )
 
     return make

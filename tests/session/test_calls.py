@@ -211,7 +211,8 @@ async def test_code_above_the_limit_is_refused_before_it_runs(session: Session) 
 
 
 @pytest.mark.parametrize(
-    "input_", [{}, {"code": 1}, {"code": "1", "more": 2}, {"code": ["x"]}, {"code": "1", "title": 3}]
+    "input_",
+    [{}, {"code": 1}, {"code": "1", "more": 2}, {"code": ["x"]}, {"code": "1", "title": 3}],
 )
 async def test_invalid_input_is_a_call_that_ran_nothing(
     session: Session, input_: dict[str, object]

@@ -9,9 +9,9 @@ from collections.abc import Callable
 import pytest
 import trio
 
+from replsvc.calls import CallRequest
 from replsvc.config import Config
 from replsvc.coordinator import Coordinator
-from replsvc.calls import CallRequest
 from replsvc.errors import (
     InvalidInputError,
     ServiceStoppingError,
@@ -72,7 +72,8 @@ async def test_code_that_swallows_the_interrupt_is_ended_and_the_loss_is_said(
 
 async def test_code_that_ignores_terminate_as_well_is_killed(session: Session) -> None:
     code = (
-        "import signal\nfor s in (signal.SIGINT, signal.SIGTERM): signal.signal(s, signal.SIG_IGN)\n"
+        "import signal\n"
+        "for s in (signal.SIGINT, signal.SIGTERM): signal.signal(s, signal.SIG_IGN)\n"
         "while True: pass"
     )
     call = await session.run(code, timeout_s=0.2)
@@ -140,9 +141,13 @@ async def test_an_interrupt_with_nothing_running_says_so(session: Session) -> No
 
 
 async def test_code_that_handles_the_interrupt_ends_as_it_wants(session: Session) -> None:
-    running = await start(
-        session, "try:\n    open('f').read()\nexcept KeyboardInterrupt:\n    pass\n'handled'"
+    code = (
+        "import os\nos.mkfifo('f')\n"
+        "try:\n    print('ready', flush=True)\n    open('f').read()\n"
+        "except KeyboardInterrupt:\n    pass\n'handled'"
     )
+    running = await session.submit(CallRequest(input={"code": code}))
+    await wait_output(session, running)
     await session.interrupt()
     call = await running.wait()
     assert (call.status, call.text) == ("ok", "ready\n=> 'handled'")

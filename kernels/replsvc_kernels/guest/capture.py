@@ -14,12 +14,14 @@ import os
 import select
 import sys
 from contextvars import ContextVar
+from threading import get_ident, main_thread
 from typing import Any, Callable
 
 from .link import Pair
 
 ERRORS = "replsvc_escape"
 FIRST_FD = 10
+MAIN = main_thread().ident
 
 
 def _escape(error: UnicodeError) -> tuple[bytes, int]:
@@ -39,7 +41,8 @@ class _Pipe(io.RawIOBase):
     """The write end of a pipe: blocks until all is written, and never buffers.
 
     `fd` is 1 or 2 while the cell is in front, so that a user's own `dup2` over them takes effect on
-    what Python prints too.
+    what Python prints too. Only the main thread, which also changes cells, goes that way: another
+    could be about to write to 1 just when that becomes the next cell's.
     """
 
     def __init__(self, fd: int) -> None:
@@ -54,12 +57,13 @@ class _Pipe(io.RawIOBase):
         return True
 
     def fileno(self) -> int:
-        return self.fd
+        return self.fd if get_ident() == MAIN else self.own
 
     def write(self, data: Any) -> int:
         size = len(data)
+        fd = self.fd if get_ident() == MAIN else self.own
         try:
-            sent = os.write(self.fd, data)
+            sent = os.write(fd, data)
         except BlockingIOError:
             sent = 0
         if sent == size:
@@ -67,11 +71,11 @@ class _Pipe(io.RawIOBase):
         rest = memoryview(data)[sent:]
         while rest:
             try:
-                rest = rest[os.write(self.fd, rest) :]
+                rest = rest[os.write(fd, rest) :]
             except BlockingIOError:
                 # some child made the pipe non-blocking for everyone who shares it
                 poll = select.poll()
-                poll.register(self.fd, select.POLLOUT)
+                poll.register(fd, select.POLLOUT)
                 poll.poll()
         return size
 
@@ -222,7 +226,7 @@ class _Stream(io.TextIOBase):
         self.text().flush()
 
     def fileno(self) -> int:
-        return self.cell().raw(self.number).fd
+        return self.cell().raw(self.number).fileno()
 
     def isatty(self) -> bool:
         return False

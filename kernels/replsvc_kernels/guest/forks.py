@@ -12,6 +12,8 @@ from . import compat
 from .capture import Capture, current
 from .link import HostLink
 
+HANDLED = (signal.SIGINT, signal.SIGTERM)
+
 
 class Forks:
     """Installs the hooks, once. `pid` is the kernel's: elsewhere we are in a child."""
@@ -21,12 +23,16 @@ class Forks:
         self._capture, self._link, self._kernel = capture, link, kernel
         self._loop: Any = None
         self._awaiting: Callable[[], bool] = bool
-        self._thread = 0
+        self._mask = threading.local()
 
     def install(self, loop: Any, awaiting: Callable[[], bool]) -> None:
         """Hook in; `awaiting()` says whether the kernel's loop is what runs the current cell."""
         self._loop, self._awaiting = loop, awaiting
-        os.register_at_fork(before=self._before_fork, after_in_child=self._in_child)
+        os.register_at_fork(
+            before=self._before_fork,
+            after_in_parent=self._in_parent,
+            after_in_child=self._in_child,
+        )
         compat.on_thread_start(self._snapshot)
         compat.on_popen(self._capture.flush, self._inherited)
         for name in ("system", "posix_spawn", "posix_spawnp"):
@@ -78,8 +84,12 @@ class Forks:
         return -1 if cell is self._capture.front else cell.raw(number).own
 
     def _before_fork(self) -> None:
-        self._thread = threading.get_ident()
+        # Python forgets what strikes a child before its handlers are in place; the system does not
+        self._mask.saved = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
         self._capture.flush()
+
+    def _in_parent(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask.saved)
 
     def _in_child(self) -> None:
         self._link.drop()
@@ -92,3 +102,4 @@ class Forks:
                 signal.signal(number, plain)
         if self._loop is not None:
             compat.detach_loop(self._loop, self._awaiting())
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask.saved)

@@ -100,12 +100,15 @@ class Interrupts:
 
     def _strike(self, _number: int, _frame: Any) -> None:
         task = self._task
-        if task is None or task.done():
+        if task is None:
             return
         self.struck = True
         running = asyncio.current_task(self._loop)
         if running is not task:
-            self._loop.call_soon_threadsafe(task.cancel)
+            # here and now: scheduled, it could come after a step that never ends
+            task.cancel()
+            # and whatever the loop waits in must notice
+            self._loop.call_soon_threadsafe(bool)
         if running is task or (running is not None and self._is_users(running)):
             # it computes, and would not see a cancellation
             raise KeyboardInterrupt

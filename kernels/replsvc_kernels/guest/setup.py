@@ -126,13 +126,10 @@ class Setups:
         public = {}
         for bound, value in found.items():
             if bound in RESERVED:
-                known = (
-                    self._shell.user_ns.get(bound),
-                    getattr(builtins, bound, None),
-                    getattr(IPython, bound, None),
-                    IPython.display.display,
-                )
-                if bound == "tools" or not any(value is one for one in known):
+                # whoever imports what is there anyway takes nothing from anybody
+                known = [self._shell.user_ns.get(bound), getattr(builtins, bound, None)]
+                known += [getattr(IPython, "get_ipython", None), IPython.display.display]
+                if value is None or not any(value is one for one in known):
                     raise SetupNameConflict(
                         f"extension {name!r} binds {bound!r}, which belongs to {RESERVED[bound]}; "
                         "give it another name, or begin it with an underscore"
@@ -164,20 +161,25 @@ class _Registered:
         self._before = sys.modules.get(module.__name__)
 
     def __enter__(self) -> None:
+        self._put(self._module)
+
+    def __exit__(self, kind: Any, *_rest: Any) -> None:
+        if kind is not None:
+            self._put(self._before)
+
+    def _put(self, module: types.ModuleType | None) -> None:
         package = sys.modules.get(PACKAGE)
         if package is None:
             package = sys.modules[PACKAGE] = types.ModuleType(PACKAGE, "Setup code of extensions.")
             package.__path__ = []
-        sys.modules[self._module.__name__] = self._module
-        setattr(package, self._module.__name__[len(PACKAGE) + 1 :], self._module)
-
-    def __exit__(self, kind: Any, *_rest: Any) -> None:
-        if kind is None:
-            return
-        if self._before is None:
-            sys.modules.pop(self._module.__name__, None)
+        full = self._module.__name__
+        short = full[len(PACKAGE) + 1 :]
+        if module is not None:
+            sys.modules[full] = module
+            setattr(package, short, module)
         else:
-            sys.modules[self._module.__name__] = self._before
+            sys.modules.pop(full, None)
+            package.__dict__.pop(short, None)
 
 
 def _literals(values: dict[str, str]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ prints of the stack is ours.
 
 from __future__ import annotations
 
+import codeop
 import os
 import re
 import site
@@ -16,6 +17,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 MAX_TEXT = 20_000
+MAX_LINE = MAX_TEXT + 100
 MAX_LINES = 800
 MAX_FRAMES = 40
 CELL = re.compile(r'File "<ipython-input-(\d+)-[0-9a-f]+>", line (\d+)(, in <module>)?')
@@ -29,7 +31,11 @@ RUNNING = "asyncio.run() cannot be called from a running event loop"
 extension_files: set[str] = set()
 """Files of setup code: their frames are always shown."""
 
-_machinery: tuple[str, ...] = (os.path.dirname(os.path.abspath(__file__)) + os.sep,)
+_machinery: tuple[str, ...] = (
+    os.path.dirname(os.path.abspath(__file__)) + os.sep,
+    # what compiles a cell
+    str(codeop.__file__),
+)
 
 
 class Failure(NamedTuple):
@@ -59,7 +65,7 @@ def render(value: BaseException, tb: Any, *, only: bool = False) -> Failure:
         text = f"{ename}: {evalue}\n(its traceback can't be shown: {type(error).__name__})"
     if RUNNING in evalue:
         text += "Hint: this cell runs inside the kernel's event loop; write `await ...` instead.\n"
-    lines = [_bounded(plain(line), MAX_TEXT) for line in text.rstrip("\n").split("\n")]
+    lines = [_bounded(plain(line), MAX_LINE) for line in text.rstrip("\n").split("\n")]
     if len(lines) > MAX_LINES:
         kept = MAX_LINES // 2
         gone = f"... {len(lines) - 2 * kept} lines left out ..."
