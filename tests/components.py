@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 NEW_USER_NAMESPACE = """
 import ctypes, os, sys
@@ -28,6 +29,18 @@ if (
     or libc.mount(b"none", b"/", None, PRIVATE | REC, None)
     or libc.mount(b"none", b"/mnt", b"tmpfs", 0, None)
 ):
+    sys.exit(os.strerror(ctypes.get_errno()))
+"""
+NEW_PID_NAMESPACE = """
+import ctypes, os, sys
+NEWPID = 0x20000000
+if ctypes.CDLL(None, use_errno=True).unshare(NEWPID):
+    sys.exit(os.strerror(ctypes.get_errno()))
+"""
+LANDLOCK_ABI = """
+import ctypes, os, sys
+CREATE_RULESET, VERSION = 444, 1
+if ctypes.CDLL(None, use_errno=True).syscall(CREATE_RULESET, None, 0, VERSION) < 1:
     sys.exit(os.strerror(ctypes.get_errno()))
 """
 
@@ -59,12 +72,22 @@ def _index() -> str | None:
     return _succeeds(*command, "--ignore-installed", "--no-deps", "--no-cache-dir", "iniconfig")
 
 
+def _seccomp() -> str | None:
+    listed = Path("/proc/sys/kernel/seccomp/actions_avail")
+    return None if listed.exists() else f"there is no {listed}"
+
+
 PROBES: dict[str, Callable[[], str | None]] = {
     "data": lambda: _succeeds(sys.executable, "-c", "import pandas, matplotlib, sklearn"),
+    "gcc": lambda: _command("gcc") or _command("objcopy"),
     "git": lambda: _command("git"),
     "index": _index,
+    "landlock": lambda: _succeeds(sys.executable, "-c", LANDLOCK_ABI),
+    "llvm-mc": lambda: _command("llvm-mc") or _command("llvm-objcopy"),
     "mount": lambda: _command("mount") or _succeeds(sys.executable, "-c", NEW_MOUNT),
+    "pidns": lambda: _succeeds(sys.executable, "-c", NEW_PID_NAMESPACE),
     "root": _root,
+    "seccomp": _seccomp,
     "userns": lambda: _succeeds(sys.executable, "-c", NEW_USER_NAMESPACE),
 }
 

@@ -10,6 +10,7 @@ import os
 import resource
 import signal
 import socket
+from pathlib import Path
 from typing import Any
 
 from replsvc_kernels.sandbox import _bpf, _libc, seccomp
@@ -80,8 +81,8 @@ def harmless_calls(filtered: bool) -> dict[str, str]:
 
 def state_after_apply() -> dict[str, str]:
     seccomp.apply()
-    with open("/proc/self/status") as status:
-        return dict(line.rstrip("\n").split(":\t", 1) for line in status if ":\t" in line)
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return dict(line.split(":\t", 1) for line in lines if ":\t" in line)
 
 
 def sockets(filtered: bool) -> dict[str, str]:
@@ -107,7 +108,7 @@ def typing_into_a_terminal(filtered: bool) -> str:
     """TIOCSTI on a terminal of our own, where root may use it."""
     if filtered:
         seccomp.apply()
-    leader, follower = os.openpty()
+    _leader, follower = os.openpty()
     try:
         fcntl.ioctl(follower, 0x5412, b"x")
     except OSError as error:

@@ -10,9 +10,10 @@ from inside import Ended, ending, found
 
 from replsvc_kernels.sandbox._syscalls import ARCHITECTURE, TABLES
 
-pytestmark = pytest.mark.skipif(
-    ARCHITECTURE not in TABLES, reason=f"there is no policy for {ARCHITECTURE}"
-)
+pytestmark = [
+    pytest.mark.needs("seccomp"),
+    pytest.mark.skipif(ARCHITECTURE not in TABLES, reason=f"there is no policy for {ARCHITECTURE}"),
+]
 MODULE = attempts_seccomp.__name__
 I386_GETPID = "b814000000 cd80 c3"  # mov $20, %eax; int $0x80; ret
 
