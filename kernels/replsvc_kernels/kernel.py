@@ -50,7 +50,7 @@ class KernelInfo:
     language: str
     version: str
     has_guest: bool
-    isolation: Literal["none", "external"] = "none"
+    isolation: Literal["none", "full", "partial", "external"] = "none"
     pid: int | None = None
 
 

@@ -10,9 +10,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from typing import Literal
 
 from replsvc_kernels.kernel import Kernel, LaunchSpec
 from replsvc_kernels.messages import Exit
+
+
+Isolation = Literal["none", "full", "partial", "external"]
+"""How a kernel is kept apart: not, by every layer, by those that the machine gives, by others."""
 
 
 class Backend(ABC):

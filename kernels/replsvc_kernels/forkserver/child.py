@@ -1,0 +1,102 @@
+"""What a forked child does to become a session's kernel: isolation first, then sockets, then serve.
+
+The order matters, each step needs what the next takes away: cgroup, namespaces, mounts, limits, ids and
+capabilities, Landlock, seccomp. Only then are the host's key read and sockets made.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import tempfile
+from typing import Any
+
+from _replsvc_sandbox import (
+    close_fds,
+    credentials,
+    landlock,
+    namespaces,
+    rlimits,
+    seccomp,
+    server_root,
+    session_root,
+)
+
+# The guest's socket, stdout and stderr arrive in this order, then the cgroups' files.
+GUEST, OUT, ERR = range(3)
+
+
+def become_kernel(app: Any, root: Any, request: dict[str, Any], fds: list[int], single: bool) -> None:
+    """Never returns: the process ends as a kernel. `root` is the server's `ServerRoot`.
+
+    A step that fails is told to the host through the guest's socket.
+    """
+    from _replsvc_guest.link import HostLink
+
+    link = None
+    try:
+        for fd in fds[ERR + 1 :]:
+            os.write(fd, b"0")  # zero is whoever writes
+        os.dup2(fds[OUT], 1)
+        os.dup2(fds[ERR], 2)
+        link = HostLink(fds[GUEST])
+        if root is not None:
+            _isolate(root, request, single, keep=fds[GUEST])
+        else:
+            os.setsid()
+            os.chdir(request["workspace"])
+            close_fds.close_fds((0, 1, 2, fds[GUEST]))
+        _adopt_environment(request["env"])
+        app.plumb(link)
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the host must hear of it
+        if link is not None:
+            link.refuse(error)
+        os._exit(3)
+    app.serve()
+    os._exit(0)
+
+
+def _isolate(root: Any, request: dict[str, Any], single: bool, keep: int) -> None:
+    user = request["user"]
+    namespaces.enter_session_namespaces("session")
+    session_root.build(
+        root,
+        session_root.SessionRoot(
+            user=user,
+            work=request["work"],
+            run=request["run"],
+            tmp_bytes=request["tmp_bytes"],
+            shared_memory_bytes=request["shared_memory_bytes"],
+        ),
+    )
+    if request.get("give"):
+        # The host could not: these ids are the server's to give.
+        _give(session_root.WORK, user)
+        os.chown(session_root.RUN, user, user)
+    os.setsid()
+    os.chdir(session_root.WORK)
+    rlimits.apply(rlimits.Limits(**request["rlimits"]))
+    credentials.drop(user, user, single=single)
+    landlock.restrict(server_root.WRITABLE, server_root.READABLE)
+    close_fds.close_fds((0, 1, 2, keep))
+    seccomp.apply()
+
+
+def _give(path: str, user: int) -> None:
+    """The workspace and the files that were put there are the session's own."""
+    os.chown(path, user, user)
+    for directory, names, files in os.walk(path):
+        for name in (*names, *files):
+            os.chown(os.path.join(directory, name), user, user, follow_symlinks=False)
+
+
+def _adopt_environment(env: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(env)
+    # Chosen before the fork, and not this session's.
+    tempfile.tempdir = None
+    random.seed()
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed()

@@ -1,0 +1,222 @@
+"""The fork server's process: prepares once, forks often, reports how each kernel ended.
+
+Packets from the host: the configuration first, then `{"fork": ID, ...}` with descriptors, and
+`{"interrupt": ID}` where a signal to a group can't be sent by descriptor. Packets to the host:
+`{"ready": ...}` once; `{"forked": ID, "pid": N}` with the pidfds of the kernel and of its init;
+`{"exited": ID, "code": N | "signal": N}` and `{"swept": ID}`, when nothing of it is left.
+
+A keeper is pid 1 of the server's pid namespace and does nothing else: when the server dies, its kernels
+live on as the keeper's children; when the host goes away, the keeper ends and the system with it ends
+every process of every session.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import select
+import signal
+import traceback
+from typing import Any
+
+from _replsvc_sandbox import init, namespaces, server_root
+
+from . import child
+from .control import Control, close_all
+
+
+def main(fd: int) -> int:
+    """See `__main__`."""
+    control = Control(fd)
+    heard = control.hear()
+    if heard is None:
+        return 0
+    config, descriptors = heard
+    try:
+        server = _Server(control, config, descriptors)
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the host must hear of it
+        control.say({"ready": False, "error": _one_line(error)})
+        return 3
+    return server.serve()
+
+
+def _one_line(error: BaseException) -> str:
+    if isinstance(error, ImportError):
+        return f"{error}; the environment needs ipykernel, and what it preloads"
+    text = "".join(traceback.format_exception_only(type(error), error))
+    return " ".join(text.split())[:2_000]
+
+
+class _Server:
+    def __init__(self, control: Control, config: dict[str, Any], descriptors: list[int]) -> None:
+        self._control = control
+        self._kernels: dict[int, int] = {}
+        self._inits: dict[int, int] = {}
+        self._root: Any = None
+        self._single = config.get("how") == namespaces.SINGLE
+        if config.get("how") != "none":
+            self._enter(config, descriptors)
+        # Set before libraries read them: a thread more, and no fork would be safe.
+        for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+            os.environ.setdefault(name, "1")
+        self._app = importlib.import_module("_replsvc_guest.app").build()
+        for name in config.get("preload", ()):
+            importlib.import_module(name)
+        self._warm()
+        namespaces.assert_one_thread()
+        self._init = init.prepare() if self._root is not None else None
+        self._home = namespaces.open_own("pid")
+        self._wakeup, wakeup = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        gc.collect()
+        gc.freeze()
+        control.say({"ready": True, "pid": os.getpid(), "isolated": self._root is not None})
+
+    def _enter(self, config: dict[str, Any], descriptors: list[int]) -> None:
+        """User, mount and pid namespaces of the server, and its read-only root."""
+        how = config["how"]
+        namespaces.assert_one_thread()
+        staging, paths, sessions = config["staging"], config["paths"], config["sessions"]
+        if how == namespaces.ROOT:
+            namespaces.unshare(namespaces.NEWNS)
+            self._root = server_root.build(staging, paths, sessions)
+            namespaces.enter_user_namespace(namespaces.maps_for_root(config["first_uid"]))
+        else:
+            maps = (
+                namespaces.maps_for_one_id()
+                if how == namespaces.SINGLE
+                else namespaces.maps_from_subordinate_ids()
+            )
+            namespaces.enter_user_namespace(maps)
+            namespaces.unshare(namespaces.NEWNS)
+            self._root = server_root.build(staging, paths, sessions)
+        namespaces.new_pid_namespace_for_children()
+        keeper = os.fork()
+        if keeper == 0:
+            _keep(self._control, descriptors)
+        server = os.fork()
+        if server:
+            # The process that the host started is left with nothing to do but to pass the end on.
+            self._control.close()
+            close_all(descriptors)
+            _, status = os.waitpid(server, 0)
+            os._exit(min(255, abs(os.waitstatus_to_exitcode(status))))
+        close_all(descriptors)
+        namespaces.unshare(namespaces.NEWNS)
+        server_root.enter(self._root)
+
+    def _warm(self) -> None:
+        """Run through parser, compiler, formatters and the error path once, for all to come."""
+        shell = self._app.kernel.shell
+        for code in ("1 + 1", "x = [n for n in range(3)]\nx", "del x"):
+            shell.run_cell(code, silent=True, store_history=False)
+
+    # Serving
+
+    def serve(self) -> int:
+        poll = select.poll()
+        poll.register(self._control.fileno(), select.POLLIN)
+        poll.register(self._wakeup, select.POLLIN)
+        while True:
+            ready = dict(poll.poll())
+            if self._wakeup in ready:
+                os.read(self._wakeup, 4096)
+                self._reap()
+            if self._control.fileno() in ready:
+                heard = self._control.hear()
+                if heard is None:
+                    self._end()
+                    return 0
+                packet, descriptors = heard
+                if "fork" in packet:
+                    self._fork(packet, descriptors)
+                elif "interrupt" in packet:
+                    self._interrupt(packet["interrupt"])
+
+    def _fork(self, request: dict[str, Any], descriptors: list[int]) -> None:
+        number = request["fork"]
+        init_pid = 0
+        try:
+            if self._root is not None:
+                namespaces.new_pid_namespace_for_children()
+                init_pid = init.spawn(self._init)
+            pid = os.fork()
+        except OSError as error:
+            self._control.say({"refused": number, "error": _one_line(error)})
+            close_all(descriptors)
+            self._come_home()
+            return
+        if pid == 0:
+            self._control.close()
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            child.become_kernel(self._app, self._root, request, descriptors, self._single)
+        self._come_home()
+        close_all(descriptors)
+        self._kernels[pid] = number
+        if init_pid:
+            self._inits[init_pid] = number
+        handles = [os.pidfd_open(one) for one in (pid, init_pid) if one]
+        self._control.say({"forked": number, "pid": pid}, handles)
+        close_all(handles)
+
+    def _come_home(self) -> None:
+        if self._root is not None:
+            namespaces.setns(self._home, namespaces.NEWPID)
+
+    def _interrupt(self, number: int) -> None:
+        for pid, known in self._kernels.items():
+            if known == number:
+                # Not reaped yet, so the pid and its group are its own.
+                os.killpg(pid, signal.SIGINT)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if (number := self._kernels.pop(pid, None)) is not None:
+                code = os.waitstatus_to_exitcode(status)
+                ended = {"code": code} if code >= 0 else {"signal": -code}
+                self._control.say({"exited": number, **ended})
+                for init_pid, known in self._inits.items():
+                    if known == number:
+                        os.kill(init_pid, signal.SIGKILL)
+            elif (number := self._inits.pop(pid, None)) is not None:
+                # An init is reaped when its namespace is empty.
+                self._control.say({"swept": number})
+
+    def _end(self) -> None:
+        """The host is gone: end what is ours; the keeper's end takes the rest."""
+        for pid in (*self._inits, *self._kernels):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _keep(control: Control, descriptors: list[int]) -> None:
+    """Pid 1 of the server's pid namespace: reap, and end when the host is gone.
+
+    `descriptors[0]` is a pipe whose other end only the host has.
+    """
+    control.close()
+    wakeup, wakeup_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    signal.set_wakeup_fd(wakeup_w, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    poll = select.poll()
+    poll.register(descriptors[0], 0)  # hang-ups are always reported
+    poll.register(wakeup, select.POLLIN)
+    while True:
+        ready = dict(poll.poll())
+        if descriptors[0] in ready:
+            os._exit(0)
+        os.read(wakeup, 4096)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            continue
