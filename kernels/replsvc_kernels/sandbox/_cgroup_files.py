@@ -1,4 +1,4 @@
-"""A control group's directory: its files in versions 1 and 2, its members, ending and removing it."""
+"""A control group as a directory: its files in versions 1 and 2, its members, its end."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class Directory:
 def read(path: str) -> str | None:
     """A file's text; None when there is none, or it can't be read."""
     try:
-        with open(path, encoding="ascii") as file:
+        with open(path, encoding="utf-8") as file:
             return file.read()
     except OSError:
         return None

@@ -10,6 +10,7 @@ import contextlib
 import os
 import re
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from . import _cgroup_files as files
@@ -22,17 +23,18 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 class CgroupsUnavailableError(Exception):
-    """No control group can be made here; `reason`, and what to do about it in `remedy`."""
+    """No control group can be made here: `missing` says why for each controller."""
 
-    def __init__(self, reason: str, remedy: str) -> None:
-        super().__init__(f"{reason}; {remedy}")
-        self.reason = reason
+    def __init__(self, missing: Mapping[str, str], remedy: str) -> None:
+        reasons = "; ".join(sorted(set(missing.values())))
+        super().__init__(f"no control groups: {reasons}. To have them, {remedy}")
+        self.missing = dict(missing)
         self.remedy = remedy
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a session may use; None is no limit of its own. `cpu_weight`: 1 to 10,000, fair is 100."""
+    """What a session may use; None sets no limit. `cpu_weight` is 1 to 10,000, a fair share 100."""
 
     memory_bytes: int | None = None
     processes: int | None = None
@@ -116,16 +118,16 @@ class CgroupRoot:
             own_groups = files.read("/proc/self/cgroup") or ""
         delegated = delegation(hierarchies(mountinfo, own_groups))
         if not any(one.controllers for one in delegated.parents):
-            reasons = "; ".join(sorted(set(delegated.missing.values())))
             raise CgroupsUnavailableError(
-                reasons,
+                delegated.missing,
                 "run as root, or with a part of the tree that is delegated to you: "
                 "systemd-run --user --scope -p Delegate=yes COMMAND",
             )
         try:
             root = cls(delegated, prefix)
         except OSError as error:
-            raise CgroupsUnavailableError(str(error), "see that nobody else changes them") from None
+            missing = dict.fromkeys(("memory", "cpu", "pids"), str(error))
+            raise CgroupsUnavailableError(missing, "let nobody else change them") from None
         root.sweep()
         return root
 
