@@ -101,6 +101,9 @@ def spawn(program: str | None) -> int:
     `unshare(CLONE_NEWPID)`. Starts in 0.3 ms; the fallback, a fork of this process that runs no
     code of anybody's, in as long as a fork takes. It keeps no descriptor. Raises `OSError`; the
     namespace then is unusable.
+
+    To end a session, kill it, then wait for the children that were forked into the namespace, and
+    only then for the init: it can't be reaped before they are.
     """
     if program is not None:
         return os.posix_spawn(program, [_NAME.decode()], {})
