@@ -33,8 +33,9 @@ if (
 """
 NEW_PID_NAMESPACE = """
 import ctypes, os, sys
-NEWPID = 0x20000000
-if ctypes.CDLL(None, use_errno=True).unshare(NEWPID):
+NEWPID, NEWUSER = 0x20000000, 0x10000000
+libc = ctypes.CDLL(None, use_errno=True)
+if libc.unshare(NEWPID) and libc.unshare(NEWUSER | NEWPID):
     sys.exit(os.strerror(ctypes.get_errno()))
 """
 LANDLOCK_ABI = """

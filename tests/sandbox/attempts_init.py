@@ -20,7 +20,7 @@ from typing import Any
 from replsvc_kernels.sandbox import init
 from replsvc_kernels.sandbox._syscalls import ARCHITECTURE
 
-NEWPID = 0x20000000
+NEWPID, NEWUSER = 0x20000000, 0x10000000
 DEADLINE_S = 20.0
 
 
@@ -37,7 +37,8 @@ def namespace(native: bool) -> Iterator[int]:
     """The pid of an init, in whose namespace our next children are born; ended at exit."""
     program = init.prepare() if native else None
     assert (program is not None) == native, f"nothing native for {ARCHITECTURE}"
-    assert ctypes.CDLL(None, use_errno=True).unshare(NEWPID) == 0
+    libc = ctypes.CDLL(None)
+    assert libc.unshare(NEWPID) == 0 or libc.unshare(NEWUSER | NEWPID) == 0
     pid = init.spawn(program)
     try:
         until(lambda: comm(pid) == "replsvc-init", "its name")

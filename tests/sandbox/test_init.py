@@ -79,6 +79,7 @@ def test_the_image_is_an_executable_whose_entry_is_the_code(architecture: str) -
 
 
 @needs_pidns
+@pytest.mark.needs("root")  # nobody else may look
 @either
 def test_it_is_pid_1_of_the_new_namespace_and_keeps_nothing(native: bool) -> None:
     state = found(MODULE, "state", native)

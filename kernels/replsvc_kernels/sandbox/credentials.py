@@ -35,7 +35,8 @@ def drop(uid: int, gid: int, *, single: bool = False, umask: int = 0o022) -> Dro
     the ids must be the present ones, and supplementary groups stay where the kernel doesn't let
     them go. Last of all the process is dumpable again, so that it can read its own /proc entries;
     whoever may not see it before must be kept out by its uid or its pid namespace. To be called
-    after what needs capabilities (namespaces, mounts, raised limits), before Landlock and seccomp.
+    after what needs capabilities (namespaces, mounts, raised limits) and before seccomp; Landlock
+    may come before it too, which then names paths that `uid` could not walk to.
     Raises `OSError`; the process then is neither one nor the other and must end.
     """
     # Nobody of the new uid looks into it halfway, when it still has capabilities.
