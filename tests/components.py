@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -78,14 +79,39 @@ def _seccomp() -> str | None:
     return None if listed.exists() else f"there is no {listed}"
 
 
+def _cgroups() -> str | None:
+    from replsvc_kernels.sandbox.cgroups import CgroupRoot, CgroupsUnavailableError
+
+    try:
+        root = CgroupRoot.detect(prefix="replsvc-test-probe")
+    except CgroupsUnavailableError as error:
+        return str(error)
+    missing = [f"{name}: {why}" for name, why in root.missing.items()]
+    root.close()
+    return "; ".join(missing) or None
+
+
+def _loop() -> str | None:
+    from replsvc_kernels.sandbox.workspace_image import SMALLEST, WorkspaceImages
+
+    try:
+        os.close(WorkspaceImages(tempfile.gettempdir()).make(8 * SMALLEST, 0, 0))
+    except OSError as error:
+        return str(error)
+    return None
+
+
 PROBES: dict[str, Callable[[], str | None]] = {
+    "cgroups": _cgroups,
     "data": lambda: _succeeds(sys.executable, "-c", "import pandas, matplotlib, sklearn"),
     "gcc": lambda: _command("gcc") or _command("objcopy"),
     "git": lambda: _command("git"),
     "index": _index,
     "landlock": lambda: _succeeds(sys.executable, "-c", LANDLOCK_ABI),
     "llvm-mc": lambda: _command("llvm-mc") or _command("llvm-objcopy"),
+    "loop": _loop,
     "mount": lambda: _command("mount") or _succeeds(sys.executable, "-c", NEW_MOUNT),
+    "newuidmap": lambda: _command("newuidmap") or _command("newgidmap"),
     "pidns": lambda: _succeeds(sys.executable, "-c", NEW_PID_NAMESPACE),
     "root": _root,
     "seccomp": _seccomp,

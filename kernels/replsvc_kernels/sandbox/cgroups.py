@@ -19,6 +19,10 @@ from ._delegation import Delegation, delegation
 from ._hierarchies import hierarchies
 
 PREFIX = "replsvc"
+_REMEDY = (
+    "run as root, or with a part of the tree that is delegated to you: "
+    "systemd-run --user --scope -p Delegate=yes COMMAND"
+)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -118,16 +122,12 @@ class CgroupRoot:
             own_groups = files.read("/proc/self/cgroup") or ""
         delegated = delegation(hierarchies(mountinfo, own_groups))
         if not any(one.controllers for one in delegated.parents):
-            raise CgroupsUnavailableError(
-                delegated.missing,
-                "run as root, or with a part of the tree that is delegated to you: "
-                "systemd-run --user --scope -p Delegate=yes COMMAND",
-            )
+            raise CgroupsUnavailableError(delegated.missing, _REMEDY)
         try:
             root = cls(delegated, prefix)
         except OSError as error:
             missing = dict.fromkeys(("memory", "cpu", "pids"), str(error))
-            raise CgroupsUnavailableError(missing, "let nobody else change them") from None
+            raise CgroupsUnavailableError(missing, _REMEDY) from None
         root.sweep()
         return root
 

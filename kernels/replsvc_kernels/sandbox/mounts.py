@@ -24,9 +24,10 @@ _DETACH = 0x2
 _AT_FDCWD, _AT_EMPTY_PATH, _AT_RECURSIVE = -100, 0x1000, 0x8000
 _CLONE, _CLOEXEC = 0x1, 0x80000
 _FROM_DESCRIPTOR = 0x4
-# The times' flags of a mount may not be changed by who did not make it.
-_KEPT = {"ro": 0x1, "nosuid": 0x2, "nodev": 0x4, "noexec": 0x8,
-         "noatime": 0x400, "nodiratime": 0x800, "relatime": 0x200000}  # fmt: skip
+# What `statvfs` says of a mount, and the same for `mount`: a remount says all of it again, for in a
+# user namespace nothing may be taken away that was there when it was entered.
+_KEPT = ((0x1, 0x1), (0x2, 0x2), (0x4, 0x4), (0x8, 0x8),
+         (0x400, 0x400), (0x800, 0x800), (0x1000, 0x200000))  # fmt: skip
 
 
 class _Attributes(ctypes.Structure):
@@ -167,19 +168,16 @@ def cover(source: str, target: str) -> None:
 
 
 def _remount(target: str, attributes: int) -> None:
-    kept = next(one.flags for one in reversed(table()) if one.target == _real(target))
+    said = os.statvfs(target).f_flag
+    kept = sum(flag for bit, flag in _KEPT if said & bit)
     mount(target, flags=_REMOUNT | _BIND | kept | attributes)
 
 
 def _below(target: str) -> Iterator[str]:
-    top = _real(target)
+    top = os.path.realpath(target)
     for one in table():
         if one.target == top or one.target.startswith(top.rstrip("/") + "/"):
             yield one.target
-
-
-def _real(target: str) -> str:
-    return os.path.realpath(target)
 
 
 # What is mounted
@@ -192,12 +190,11 @@ class Mount:
     root: str
     target: str
     kind: str
-    flags: int
     options: tuple[str, ...]
 
 
 def table(text: str | None = None) -> list[Mount]:
-    """What is mounted in our mount namespace, in order; `text` for another's mountinfo."""
+    """What is mounted in our mount namespace, covered or not; `text` for another's mountinfo."""
     if text is None:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
             text = file.read()
@@ -207,10 +204,8 @@ def table(text: str | None = None) -> list[Mount]:
 def _parsed(line: str) -> Mount:
     left, _, right = line.partition(" - ")
     fields, kind = left.split(" "), right.split(" ")
-    flags = sum(_KEPT.get(name, 0) for name in fields[5].split(","))
-    return Mount(
-        _unescaped(fields[3]), _unescaped(fields[4]), kind[0], flags, tuple(kind[2].split(","))
-    )
+    root, target = _unescaped(fields[3]), _unescaped(fields[4])
+    return Mount(root, target, kind[0], tuple(kind[2].split(",")))
 
 
 def _unescaped(name: str) -> str:
