@@ -79,11 +79,14 @@ def _seccomp() -> str | None:
     return None if listed.exists() else f"there is no {listed}"
 
 
-def _cgroups() -> str | None:
+def _cgroups(*, version_1: bool = False) -> str | None:
     from replsvc_kernels.sandbox.cgroups import CgroupRoot, CgroupsUnavailableError
 
+    mounted = Path("/proc/self/mountinfo").read_text().splitlines()
+    if version_1:
+        mounted = [line for line in mounted if " - cgroup2 " not in line]
     try:
-        root = CgroupRoot.detect(prefix="replsvc-test-probe")
+        root = CgroupRoot.detect(prefix="replsvc-test-probe", mountinfo="\n".join(mounted))
     except CgroupsUnavailableError as error:
         return str(error)
     missing = [f"{name}: {why}" for name, why in root.missing.items()]
@@ -103,6 +106,7 @@ def _loop() -> str | None:
 
 PROBES: dict[str, Callable[[], str | None]] = {
     "cgroups": _cgroups,
+    "cgroups_1": lambda: _cgroups(version_1=True),
     "data": lambda: _succeeds(sys.executable, "-c", "import pandas, matplotlib, sklearn"),
     "gcc": lambda: _command("gcc") or _command("objcopy"),
     "git": lambda: _command("git"),

@@ -12,6 +12,7 @@ import os
 import resource
 import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from sessions import attempted, become_user, forked
@@ -24,8 +25,12 @@ MB = 1 << 20
 
 
 @contextlib.contextmanager
-def group(limits: Limits) -> Iterator[tuple[CgroupRoot, Cgroup]]:
-    root = CgroupRoot.detect(prefix=PREFIX)
+def group(limits: Limits, *, at_once: bool = True) -> Iterator[tuple[CgroupRoot, Cgroup]]:
+    """A group, one that the kernel can't end at once if not `at_once`: version 1 alone."""
+    mountinfo = Path("/proc/self/mountinfo").read_text().splitlines()
+    if not at_once:
+        mountinfo = [line for line in mountinfo if " - cgroup2 " not in line]
+    root = CgroupRoot.detect(prefix=PREFIX, mountinfo="\n".join(mountinfo))
     try:
         yield root, root.create("attempt", limits)
     finally:
@@ -59,7 +64,7 @@ def sandboxed(cgroup: Cgroup, limits: Limits, attack: Callable[[], Any]) -> Any:
     return forked(below)
 
 
-def fork_bomb() -> Any:
+def fork_bomb(at_once: bool) -> Any:
     """Fork until it fails, each child as well; a neighbour in a group of its own goes on."""
     limits = Limits(memory_bytes=256 * MB, processes=20)
 
@@ -79,7 +84,7 @@ def fork_bomb() -> Any:
         os.read(reading, 1)
         return outcome
 
-    with group(limits) as (root, cgroup):
+    with group(limits, at_once=at_once) as (root, cgroup):
         neighbour = root.create("neighbour", limits)
         outcome = sandboxed(cgroup, limits, bomb)
         well = sandboxed(neighbour, limits, lambda: forked(lambda: "well"))
@@ -162,6 +167,34 @@ def cpu() -> Any:
         return [sandboxed(cgroup, limits, spin) > 0, (cgroup.usage().cpu_s or 0.0) > 0]
 
 
+def bomb_removed(at_once: bool) -> Any:
+    """A bomb that goes off again whenever somebody of it dies is ended by removing its group.
+
+    Nothing ends its pid namespace before that: its init waits for the end of a pipe.
+    """
+    limits = Limits(memory_bytes=256 * MB, processes=40)
+    with group(limits, at_once=at_once) as (_, cgroup):
+        reading, writing = os.pipe()
+
+        def attack() -> None:
+            os.write(writing, b"!")
+            while True:
+                with contextlib.suppress(OSError):
+                    os.fork()
+
+        pid = os.fork()
+        if pid == 0:
+            with contextlib.suppress(AssertionError):
+                sandboxed(cgroup, limits, attack)
+            os._exit(0)
+        os.close(writing)
+        os.read(reading, 1)
+        cgroup.remove(timeout_s=20)
+        over = os.read(reading, 1)
+        os.waitpid(pid, 0)
+        return [over.decode(), [path for path in cgroup.paths if os.path.exists(path)]]
+
+
 def joined_from_a_user_namespace() -> Any:
     """A process that could not write to the group's files joins by descriptors."""
     with group(Limits(processes=5)) as (_, cgroup):
@@ -184,9 +217,9 @@ def joined_from_a_user_namespace() -> Any:
         return found
 
 
-def killed() -> Any:
+def killed(at_once: bool) -> Any:
     """A tree of processes that ignore all they can, one of them in a session of its own."""
-    with group(Limits(processes=20)) as (_, cgroup):
+    with group(Limits(processes=20), at_once=at_once) as (_, cgroup):
         reading, writing = os.pipe()
         first = os.fork()
         if first == 0:

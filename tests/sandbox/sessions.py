@@ -30,7 +30,7 @@ from replsvc_kernels.sandbox import (
 # Nobody on this machine has these ids; they are in no list of users.
 USER = 64_321
 FIRST = 1_900_000_000
-HOW = (namespaces.ROOT, namespaces.SINGLE)
+HOW = (namespaces.ROOT, namespaces.SINGLE, namespaces.SUBORDINATE)
 DUMPABLE = 4
 
 
@@ -67,6 +67,23 @@ def become_user() -> None:
         _libc.prctl(DUMPABLE, 1)
 
 
+def give_user_a_range() -> None:
+    """In a mount namespace of our own the machine's files say that `USER` has a range of ids."""
+    namespaces.unshare(namespaces.NEWNS)
+    mounts.make_private()
+    files = {
+        "/etc/passwd": f"tester:x:{USER}:{USER}::/nonexistent:/bin/sh\n",
+        "/etc/subuid": f"tester:{FIRST}:1000\n",
+        "/etc/subgid": f"tester:{FIRST}:1000\n",
+    }
+    for path, text in files.items():
+        with tempfile.NamedTemporaryFile("w") as file:
+            file.write(text)
+            file.flush()
+            os.chmod(file.name, 0o644)
+            mounts.cover(file.name, path)
+
+
 @contextlib.contextmanager
 def directory() -> Iterator[Path]:
     """A directory that every user can reach, which pytest's are not."""
@@ -94,7 +111,9 @@ def inside_a_session(
     """
 
     def all_of_it() -> Any:
-        if how == namespaces.SINGLE:
+        if how == namespaces.SUBORDINATE:
+            give_user_a_range()
+        if how != namespaces.ROOT:
             become_user()
         with directory() as place:
             return _beside_a_neighbour(how, place, trees, environment, prepare, attempt, after)
@@ -165,19 +184,29 @@ def _served(
             namespaces.setns(home, namespaces.NEWPID)
             os.kill(init, signal.SIGKILL)
             os.waitpid(init, 0)
+            if how == namespaces.SUBORDINATE:
+                give("/session/all/mine", ("work", "run"), 0)
 
     def session() -> Any:
         first = namespaces.FIRST_SESSION_ID
         namespaces.enter_session_namespaces("session")
         session_root.build(root, session_root.SessionRoot(user=first, **parts))
         if how == namespaces.SUBORDINATE:
-            os.chown(session_root.WORK, first, first)
+            # The host could not: these ids are the server's to give, and to take back.
+            give("/session", ("work", "run"), first)
         os.chdir(session_root.WORK)
         credentials.drop(first, first, single=how == namespaces.SINGLE)
         assert_sandboxed()
         return attempt()
 
     return forked(server)
+
+
+def give(parent: str, names: tuple[str, ...], owner: int) -> None:
+    for name in names:
+        for place, _, files in os.walk(f"{parent}/{name}"):
+            for path in (place, *(f"{place}/{file}" for file in files)):
+                os.chown(path, owner, owner, follow_symlinks=False)
 
 
 def assert_sandboxed() -> None:

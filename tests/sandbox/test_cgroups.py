@@ -15,6 +15,10 @@ MODULE = attempts_cgroups.__name__
 pytestmark = pytest.mark.needs("cgroups")
 needs_userns = pytest.mark.needs("userns")
 MB = 1 << 20
+# With version 2's cgroup.kill, where it is mounted, and process by process.
+ways_to_end = pytest.mark.parametrize(
+    "at_once", [True, pytest.param(False, marks=pytest.mark.needs("cgroups_1"))]
+)
 
 
 @pytest.fixture(autouse=True)
@@ -24,8 +28,9 @@ def _no_group_is_left() -> Iterator[None]:
     assert left == []
 
 
-def test_a_fork_bomb_meets_its_limit_and_the_neighbour_forks_on() -> None:
-    seen = found(MODULE, "fork_bomb")
+@ways_to_end
+def test_a_fork_bomb_meets_its_limit_and_the_neighbour_forks_on(at_once: bool) -> None:
+    seen = found(MODULE, "fork_bomb", at_once)
     peak = seen.pop("peak")
     assert peak in (20, None)  # older kernels count no peak
     assert seen == {
@@ -62,8 +67,14 @@ def test_a_process_without_any_right_joins_by_descriptor_and_sees_no_path() -> N
     assert processes == 1
 
 
-def test_removing_a_group_ends_all_that_is_in_it_first() -> None:
-    busy, over, ended, there = found(MODULE, "killed")
+@ways_to_end
+def test_a_fork_bomb_that_nobody_stopped_before_ends_with_its_group(at_once: bool) -> None:
+    assert found(MODULE, "bomb_removed", at_once) == ["", []]
+
+
+@ways_to_end
+def test_removing_a_group_ends_all_that_is_in_it_first(at_once: bool) -> None:
+    busy, over, ended, there = found(MODULE, "killed", at_once)
     assert (busy, over, ended, there) == ("Device or resource busy", "", -9, [])
 
 

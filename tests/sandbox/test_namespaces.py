@@ -9,23 +9,18 @@ from pathlib import Path
 import attempts_roots
 import pytest
 from inside import Ended, ending, found
-from sessions import HOW
+from marks import each_how
 
 from replsvc_kernels.sandbox import namespaces
 
 MODULE = attempts_roots.__name__
 pytestmark = [pytest.mark.needs("userns"), pytest.mark.needs("mount")]
-# As root each session has an id of its own; otherwise all have the operator's.
-both = pytest.mark.parametrize(
-    "how",
-    [pytest.param(how, marks=pytest.mark.needs("root") if how == "root" else ()) for how in HOW],
-)
 needs_root = pytest.mark.needs("root")
 
 NO_RIGHT = "Operation not permitted"
 
 
-@both
+@each_how
 def test_nothing_of_the_host_is_found_from_inside(how: str) -> None:
     seen = found(MODULE, "surroundings", how)
     assert seen.pop("pids") == [seen.pop("own pid")]
@@ -34,7 +29,7 @@ def test_nothing_of_the_host_is_found_from_inside(how: str) -> None:
     assert seen.pop("name") == "session"
     assert seen.pop("groups") is True
     # Of another user it is not to be signalled; of the same one the kernel spares every pid 1.
-    assert seen.pop("signal init") == (NO_RIGHT if how == "root" else "done")
+    assert seen.pop("signal init") == (NO_RIGHT if how != "single" else "done")
     assert seen == {
         "signal the host's": "No such process",
         "init's root": "No such file or directory",
@@ -59,7 +54,7 @@ def test_maps_that_the_kernel_refuses_are_told_and_leave_no_helper_behind() -> N
     assert result == {"said": NO_RIGHT, "children": 0, "descriptors": 3}
 
 
-@both
+@each_how
 def test_entering_leaves_no_descriptor_open(how: str) -> None:
     before, after = found(MODULE, "descriptors_after_entering", how)
     assert before == after

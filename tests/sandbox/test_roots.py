@@ -8,16 +8,14 @@ from typing import Any
 import attempts_roots
 import pytest
 from inside import Ended, ending, found
-from sessions import FIRST, HOW, USER
+from marks import each_how
+from sessions import FIRST, USER
 
 from replsvc_kernels.sandbox import mounts
 
 MODULE = attempts_roots.__name__
 pytestmark = [pytest.mark.needs("userns"), pytest.mark.needs("mount")]
 needs_root = pytest.mark.needs("root")
-both = pytest.mark.parametrize(
-    "how", [pytest.param(how, marks=needs_root if how == "root" else ()) for how in HOW]
-)
 # With the calls of Linux 5.12, and without.
 trees = pytest.mark.parametrize("trees", [True, False], ids=["trees", "remounts"])
 
@@ -28,7 +26,7 @@ WRITABLE = {"/session/work", "/session/run", "/session/tmp", "/dev/shm", "/dev/p
 DEVICES = {f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom")}
 
 
-@both
+@each_how
 @trees
 def test_every_mount_is_read_only_but_a_sessions_own_and_none_gives_rights(
     how: str, trees: bool
@@ -47,7 +45,7 @@ def test_every_mount_is_read_only_but_a_sessions_own_and_none_gives_rights(
     assert WRITABLE & without(os.ST_NOEXEC) == {"/session/work", "/session/tmp"}
 
 
-@both
+@each_how
 @trees
 def test_nothing_of_the_system_can_be_changed(how: str, trees: bool) -> None:
     outcomes = found(MODULE, "writing", how, trees)
@@ -63,7 +61,7 @@ def test_nothing_of_the_system_can_be_changed(how: str, trees: bool) -> None:
         assert outcomes[name] == NO_RIGHT
 
 
-@both
+@each_how
 @trees
 def test_neither_a_neighbour_nor_the_hosts_files_can_be_found(how: str, trees: bool) -> None:
     seen = found(MODULE, "reading", how, trees)
@@ -84,7 +82,7 @@ def test_neither_a_neighbour_nor_the_hosts_files_can_be_found(how: str, trees: b
     assert seen["users"] == 1
 
 
-@both
+@each_how
 @trees
 def test_its_own_places_are_bounded_and_work_for_programs(how: str, trees: bool) -> None:
     seen, (owner, kept) = found(MODULE, "own_places", how, trees)
@@ -102,10 +100,11 @@ def test_its_own_places_are_bounded_and_work_for_programs(how: str, trees: bool)
         "terminal": "/dev/pts",
     }
     assert kept == "kept"
+    # With a range of its own the user gets the file back when the session is over.
     assert owner == (FIRST + 1 if how == "root" else USER if os.geteuid() == 0 else os.geteuid())
 
 
-@both
+@each_how
 @trees
 def test_an_environment_in_tmp_is_shown_in_the_sessions_own_tmp(how: str, trees: bool) -> None:
     assert found(MODULE, "in_tmp", trees, how) == {
@@ -114,7 +113,7 @@ def test_an_environment_in_tmp_is_shown_in_the_sessions_own_tmp(how: str, trees:
         "beside it": NOT_THERE,
         "write": READ_ONLY,
         # Where all are one user, the directories of its own /tmp are a session's own.
-        "remove": NO_RIGHT if how == "root" else "done",
+        "remove": NO_RIGHT if how != "single" else "done",
         "own file": "done",
     }
 
@@ -148,7 +147,7 @@ def test_nothing_is_shown_outside_of_the_workspace(target: str) -> None:
     assert "does not lie below the workspace" in result.stderr
 
 
-@both
+@each_how
 def test_the_host_is_as_it_was_before(how: str) -> None:
     assert found(MODULE, "around_a_session", how) == [True]
 
