@@ -72,6 +72,7 @@ class Events:
 class CgroupRoot:
     """Our own part of the tree, `<prefix>-<random>`, locked while this process has it open.
 
+    A child that was forked without an exec has it open too: it must not outlive us, or close it.
     Made by `detect`. `controllers` are those that work here, `missing` says why for the others.
     """
 
