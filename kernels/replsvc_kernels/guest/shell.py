@@ -258,7 +258,7 @@ class GuestShell(compat.QuietShell, ZMQInteractiveShell):
                 process.wait()
             raise
         self.user_ns["_exit_code"] = code
-        if code and self.system_raise_on_error:
+        if code and getattr(self, "system_raise_on_error", False):  # IPython 9
             raise subprocess.CalledProcessError(code, cmd)
 
     def ask_exit(self) -> None:
