@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import secrets
+import select
 import signal
 import socket
 import subprocess
@@ -43,6 +44,8 @@ def sweep_marked(token: str) -> None:
                 try:
                     if needle in (path / "environ").read_bytes().split(b"\0"):
                         signal.pidfd_send_signal(handle, signal.SIGKILL)
+                        # It has no environment any more some time before it has ended.
+                        select.select([handle], [], [])
                         found = True
                 finally:
                     os.close(handle)
@@ -88,12 +91,15 @@ class ReaperProcess(Process):
             raise LaunchError(f"the kernel's parent process can't be started: {error}") from error
         self._control = control
         swept = False
+        kernel: int | None = None
         try:
             first = await self._hear(control)
             if first is None or "error" in first:
                 reason = (first or {}).get("error", "its parent process ended")
                 raise LaunchError(f"{argv[0]} can't be executed: {reason}")
             self.pid = int(first["pid"])
+            with contextlib.suppress(OSError):
+                kernel = os.pidfd_open(self.pid)
             task_status.started()
             while not swept and (packet := await self._hear(control)) is not None:
                 if "exit" in packet or "exit_signal" in packet:
@@ -110,8 +116,12 @@ class ReaperProcess(Process):
                 # Its socket is closed, so it sweeps and ends by itself, however this was left.
                 await reaper.wait()
                 if reaper.returncode != 0:
+                    # Without its reaper a kernel ends by the parent-death signal.
+                    if kernel is not None:
+                        await trio.lowlevel.wait_readable(kernel)
                     await trio.to_thread.run_sync(sweep_marked, token)
-            # Without its reaper a kernel ends by the parent-death signal.
+            if kernel is not None:
+                os.close(kernel)
             self._set_exit(Exit(signal=signal.SIGKILL))
             self._swept.set()
             for answer in self._answers:
