@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from kernel_rigs import opened, parent_of
 
+from replsvc_kernels.backends import reaped
 from replsvc_kernels.backends.process import ProcessBackend
 from replsvc_kernels.kernel import (
     KernelDied,
@@ -260,3 +261,14 @@ async def test_descriptors_are_not_accepted_from_a_kernel(spec: LaunchSpec, tmp_
         async with opened(ProcessBackend(), replace(spec, python=fake_python(tmp_path, program))):
             pass
     assert descriptors() == before
+
+
+async def test_a_reaper_that_was_stopped_does_not_keep_a_kernel_from_closing(
+    spec: LaunchSpec, runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reaped, "SWEEP_S", 0.2)
+    async with opened(ProcessBackend(str(runtime_dir)), spec) as kernel:
+        pid = kernel.info.pid
+        assert pid is not None
+        os.kill(parent_of(pid), signal.SIGSTOP)
+    assert not Path(f"/proc/{pid}").exists()

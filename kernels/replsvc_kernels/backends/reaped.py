@@ -58,12 +58,17 @@ class _Answer:
         self.event, self.delivered = trio.Event(), False
 
 
+# What a reaper may take to end its tree before it is taken for stopped.
+SWEEP_S = 10.0
+
+
 class ReaperProcess(Process):
     """A kernel's process tree under `reaper.py`. `run` starts it and keeps it."""
 
     def __init__(self) -> None:
         self.pid: int | None = None
         self._control: socket.socket | None = None
+        self._reaper: trio.Process | None = None
         self._exit: Exit | None = None
         self._exited, self._swept = trio.Event(), trio.Event()
         self._answers: deque[_Answer] = deque()
@@ -89,7 +94,7 @@ class ReaperProcess(Process):
             control, reaper = await self._spawn(argv, {**env, MARKER: token}, cwd, keep, stdio)
         except (OSError, ValueError) as error:
             raise LaunchError(f"the kernel's parent process can't be started: {error}") from error
-        self._control = control
+        self._control, self._reaper = control, reaper
         swept = False
         kernel: int | None = None
         try:
@@ -114,7 +119,11 @@ class ReaperProcess(Process):
             control.close()
             with trio.CancelScope(shield=True):
                 # Its socket is closed, so it sweeps and ends by itself, however this was left.
-                await reaper.wait()
+                with trio.move_on_after(SWEEP_S):
+                    await reaper.wait()
+                if reaper.returncode is None:
+                    reaper.kill()  # somebody stopped it
+                    await reaper.wait()
                 if reaper.returncode != 0:
                     # Without its reaper a kernel ends by the parent-death signal.
                     if kernel is not None:
@@ -191,6 +200,12 @@ class ReaperProcess(Process):
     async def kill(self) -> None:
         """See `Process.kill`."""
         self._say(kill=True)
+        with trio.move_on_after(SWEEP_S):
+            await self._swept.wait()
+            return
+        # A reaper that does not answer (stopped, or starved) is ended; `run` sweeps without it.
+        if self._reaper is not None:
+            self._reaper.kill()
         await self._swept.wait()
 
     @property

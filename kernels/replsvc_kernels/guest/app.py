@@ -170,6 +170,8 @@ class GuestApp(IPKernelApp):
         else:
             # a second client must be welcomed too
             socket.setsockopt(zmq.XPUB_VERBOSE, 1)
+            # A slow reader costs this process memory, never a message.
+            socket.sndhwm = 0
         self._bind_socket(socket, port)
         return socket
 
