@@ -299,7 +299,11 @@ class Session:
             f"{len(self.turns)} calls wait already for the kernel of session {self.id}.",
             hint=f"Call {holder.id} runs since {since:%H:%M:%S} UTC: follow its output at "
             f"/v1/sessions/{self.id}/events, interrupt it, or wait.",
-            details={"running": holder.id, "since": since.isoformat(), "running_title": holder.title},
+            details={
+                "running": holder.id,
+                "since": since.isoformat(),
+                "running_title": holder.title,
+            },
         )
 
     async def _known(self, call_id: str, mark: str) -> Run | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kernel_rigs import opened, parent_of
+from kernel_rigs import Watched, opened, parent_of
 
 from replsvc_kernels.backends import reaped
 from replsvc_kernels.backends.process import ProcessBackend
@@ -167,7 +167,8 @@ async def test_a_failing_socket_leaves_nothing_open(
 
     for context in _channels._contexts.values():
         context.term()
-    assert descriptors() == before
+    # zmq's own thread may have closed some of the first kernel's since.
+    assert descriptors() <= before
 
 
 async def test_the_body_s_own_exception_leaves_as_it_is(spec: LaunchSpec) -> None:
@@ -264,11 +265,12 @@ async def test_descriptors_are_not_accepted_from_a_kernel(spec: LaunchSpec, tmp_
 
 
 async def test_a_reaper_that_was_stopped_does_not_keep_a_kernel_from_closing(
-    spec: LaunchSpec, runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
+    spec: LaunchSpec, runtime_dir: Path, watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reaped, "SWEEP_S", 0.2)
     async with opened(ProcessBackend(str(runtime_dir)), spec) as kernel:
         pid = kernel.info.pid
         assert pid is not None
+        watched.add(pid)
         os.kill(parent_of(pid), signal.SIGSTOP)
-    assert not Path(f"/proc/{pid}").exists()
+    assert watched.alive() == []
