@@ -19,6 +19,7 @@ from typing import Any, Literal
 import trio
 
 from replsvc import repl, workspace
+from replsvc.call_log import CallLog
 from replsvc.calls import Call, CallRequest, Draft, utc_now
 from replsvc.cell import CellEnd
 from replsvc.config import Limits
@@ -240,7 +241,9 @@ class Session:
             self.turns.join(run)
         self._runs[run.id] = run
         self._fingerprints[run.id] = mark
-        run.pending = self.log.append(self.id, [self._started_draft(run, mark)])
+        run.log = CallLog(self.log, self.id, self._started_draft(run, mark))
+        if request.detach:
+            run.log.announce()
         self._used.set()
         self.last_used_at = run.created_at
         assert self._nursery is not None

@@ -192,6 +192,11 @@ class GuestKernel(IPythonKernel):
             metadata["replsvc"] = usage
         return metadata
 
+    def _publish_execute_input(self, code: str, parent: Any, execution_count: int) -> None:
+        """Nothing to the host, which has the code; Jupyter's own clients are told as ever."""
+        if "replsvc" not in (parent.get("metadata") or {}):
+            super()._publish_execute_input(code, parent, execution_count)
+
     # -- its pipes ------------------------------------------------------------------------------
 
     def _begin(self, number: Any) -> None:
