@@ -227,12 +227,17 @@ EventKind = Literal[
 
 
 class Draft(Value):
-    """An event before the log has numbered it. `blob` holds an output's raw bytes."""
+    """An event before the log has numbered it. `blob` holds an output's raw bytes.
+
+    `seq_of` is for a `call_finished` that goes to the log together with its call's start: which
+    event of the same append gives `data["call"]["seq"]` its number.
+    """
 
     kind: EventKind
     call_id: str | None = None
     data: dict[str, Any] = Field(default_factory=dict)
     blob: bytes | None = None
+    seq_of: int | None = None
 
 
 class Event(Value):

@@ -22,6 +22,8 @@ Stopped = Literal["timeout", "interrupted", "cancelled", "restarted", "closed"]
 
 # A kernel is only interrupted in its cell: how long to wait until it says that it is there.
 START_WAIT_S = 5.0
+# Most cells are quicker than this.
+SLOW_S = 0.005
 # A signal is delivered at once or not at all.
 SIGNAL_S = 1.0
 
@@ -37,7 +39,7 @@ class CellControl:
         self.climb = False
         self.kill = False
         self.asked = trio.Event()
-        self._unheard = False
+        self.heard = self._unheard = False
         self._listening: trio.CancelScope | None = None
 
     def interrupt(self, *, force: bool = False) -> None:
@@ -64,12 +66,16 @@ class CellControl:
 
     @contextmanager
     def listening(self, deadline: float) -> Iterator[None]:
-        """Run the body until `deadline`, or until something is asked (also: was, and not heard)."""
+        """Run the body until `deadline`, or until something is asked, also before this.
+
+        Afterwards `heard` says whether something was.
+        """
         with trio.CancelScope(deadline=deadline) as self._listening:
             if self._unheard:
                 self._listening.cancel()
             yield
-        self._listening, self._unheard = None, False
+        self._listening = None
+        self.heard, self._unheard = self._unheard, False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +104,13 @@ async def run_cell(
     grace_s: float,
     control: CellControl,
     sink: Callable[[Output], Awaitable[None]],
+    on_slow: Callable[[], None] = lambda: None,
 ) -> CellEnd:
     """Run `code` and hand each output to `sink`, in order; a slow sink slows this cell alone.
 
     Returns when the cell has ended, whatever ended it. Cancelling it leaves the code running:
     whoever cancels ends the kernel. The sink may be cancelled once it has taken an output.
+    `on_slow` is called when the cell still runs after `SLOW_S`.
     """
     begun = trio.current_time()
     died: Exit | None = None
@@ -111,7 +119,7 @@ async def run_cell(
     try:
         async with kernel.execute(code, cell=cell_id, env=env) as cell:
             deadline = begun + timeout_s if timeout_s is not None else math.inf
-            await _to_its_end(kernel, cell, sink, control, deadline, grace_s)
+            await _to_its_end(kernel, cell, sink, control, deadline, grace_s, on_slow)
             reply = cell.reply
     except KernelDied as error:
         died = error.exit
@@ -130,6 +138,7 @@ async def _to_its_end(
     control: CellControl,
     deadline: float,
     grace_s: float,
+    on_slow: Callable[[], None],
 ) -> None:
     """Listen to the cell, and up the ladder when the clock or somebody says so."""
 
@@ -140,15 +149,17 @@ async def _to_its_end(
             return True
         return False
 
-    while not await ended_before(deadline):
-        if control.climb:
-            break
-        if trio.current_time() >= deadline:
+    if await ended_before(min(deadline, trio.current_time() + SLOW_S)):
+        return
+    on_slow()
+    while not control.climb:
+        if control.heard:
+            await _interrupt(kernel, cell)
+        elif trio.current_time() >= deadline:
             control.stopped = "timeout"
             break
-        await _interrupt(kernel, cell)
-    else:
-        return
+        if await ended_before(deadline):
+            return
     for step in (_interrupt, _terminate):
         if control.kill:
             break

@@ -306,6 +306,10 @@ class Coordinator:
                 log.exception("session crashed", session=session.id)
                 if not started:
                     raise
+        if self._sessions.pop(session.id, None) is not None:
+            # Nobody closed it: it ended by itself.
+            self._marks.pop(session.id, None)
+            await self._forget(session, delete=False)
 
     async def _describe(self, python: str, request: SessionRequest, limits: Limits) -> BaseFacts:
         facts = EnvironmentFacts("", ())

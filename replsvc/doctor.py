@@ -22,6 +22,7 @@ from replsvc.backends import interpreter, isolation_of
 from replsvc.config import Config, Environment, MiB
 from replsvc.errors import BackendUnavailableError, IsolationUnavailableError
 from replsvc.probe import EnvironmentFacts, probe
+from replsvc.runtime_dir import PREFIX
 from replsvc.session_values import SessionRequest
 from replsvc_kernels.backends.surroundings import private_directory
 from replsvc_kernels.kernel import LaunchError
@@ -135,9 +136,10 @@ def _subreaper() -> Finding:
 def _sockets() -> Finding:
     directory = tempfile.gettempdir()
     try:
-        with private_directory():
+        # As for a session: a coordinator's directory, and a kernel's in it.
+        with tempfile.TemporaryDirectory(prefix=PREFIX) as runtime, private_directory(runtime):
             pass
-    except LaunchError as error:
+    except (OSError, LaunchError) as error:
         return Finding(
             "sockets", "missing", f"{error}", "Set TMPDIR to a short path that you can write to."
         )

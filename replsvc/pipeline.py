@@ -97,7 +97,7 @@ async def run_call(run: Run, host: Host) -> None:
         call = await _call(run, host, outcome)
         run.finish(call)
     except ReplsvcError as error:
-        await _record_fault(run, host, error)
+        await _record_fault(run, error)
         run.fail(error)
 
 
@@ -131,9 +131,8 @@ def _refused(kind: str, message: str) -> Outcome:
 
 async def _execute_repl(run: Run, host: Host) -> Outcome:
     """Wait for the kernel's turn, run the cell, and make of its end what the agent reads."""
-    recorder = Recorder(
-        host.log, host.id, run.id, host.limits, host.redactor, f"log of call {run.id}"
-    )
+    assert run.log is not None
+    recorder = Recorder(run.log, run.id, host.limits, host.redactor, f"log of call {run.id}")
     end: CellEnd | None = None
     if not await _wait_turn(run, host):
         return Outcome("cancelled", "[cancelled before it started; nothing ran]")
@@ -146,8 +145,7 @@ async def _execute_repl(run: Run, host: Host) -> Outcome:
         if run.control.stopped is not None:
             return Outcome("cancelled", "[cancelled before it started; nothing ran]")
         if run.status == "queued" and run.waited:
-            draft = Draft(kind="status", call_id=run.id, data={"status": "running"})
-            host.log.append(host.id, [draft])
+            run.log.add(Draft(kind="status", call_id=run.id, data={"status": "running"}))
         run.status, run.started_at = "running", utc_now()
         run.execution_started = trio.current_time()
         timeout_s = _timeout(run, host.limits)
@@ -160,12 +158,13 @@ async def _execute_repl(run: Run, host: Host) -> Outcome:
             grace_s=host.limits.interrupt_grace_s,
             control=run.control,
             sink=recorder.output,
+            on_slow=run.log.announce,
         )
     finally:
         host.kernel_done(end)
         host.turns.leave(run)
     status, cause = repl.verdict(end, timeout_s)
-    output = await recorder.finish()
+    output = recorder.finish()
     failure = end.reply.failure if end.reply is not None else None
     info = None
     if failure is not None:
@@ -181,6 +180,8 @@ async def _execute_repl(run: Run, host: Host) -> Outcome:
 async def _wait_turn(run: Run, host: Host) -> bool:
     """Whether the turn came; False when the call was cancelled in the queue."""
     run.waited = host.turns.holder is not run
+    if run.waited and run.log is not None:
+        run.log.announce()
     if not run.waited:
         return run.control.stopped is None
     async with trio.open_nursery() as nursery:
@@ -244,7 +245,6 @@ async def _call(run: Run, host: Host, outcome: Outcome) -> Call:
     end, recorder = outcome.end, outcome.recorder
     now = trio.current_time()
     begun = run.execution_started or now
-    seq = await run.started()
     content = (
         recorder.content(outcome.text)
         if recorder is not None
@@ -257,7 +257,7 @@ async def _call(run: Run, host: Host, outcome: Outcome) -> Call:
     call = Call(
         id=run.id,
         session_id=host.id,
-        seq=seq,
+        seq=0,
         tool=run.request.tool,
         title=run.title,
         status=outcome.status,
@@ -286,12 +286,11 @@ async def _call(run: Run, host: Host, outcome: Outcome) -> Call:
             max_memory_bytes=reply.max_rss_bytes if reply is not None else None,
         ),
     )
-    draft = Draft(kind="call_finished", call_id=run.id, data={"call": call.model_dump(mode="json")})
-    await host.log.append(host.id, [draft]).wait()
-    return call
+    assert run.log is not None
+    return await run.log.finish(call)
 
 
-async def _record_fault(run: Run, host: Host, error: ReplsvcError) -> None:
+async def _record_fault(run: Run, error: ReplsvcError) -> None:
     """Say in the log that the service failed this call, if the log can still be written."""
     if isinstance(error, StorageError):
         return
@@ -301,12 +300,11 @@ async def _record_fault(run: Run, host: Host, error: ReplsvcError) -> None:
             "status": "killed",
             "is_error": True,
             "cause": cause,
-            "seq": run.seq,
             "content": (TextContent(text=f"[failed: {error}]"),),
         }
     )
-    draft = Draft(kind="call_finished", call_id=run.id, data={"call": call.model_dump(mode="json")})
     try:
-        await host.log.append(host.id, [draft]).wait()
+        if run.log is not None:
+            await run.log.finish(call)
     except StorageError:
         return

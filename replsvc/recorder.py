@@ -6,17 +6,15 @@ alongside in bounded memory. Past `max_log_bytes` bytes are counted and no longe
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+from replsvc.call_log import CallLog
 from replsvc.calls import Content, Draft, ErrorInfo, ImageContent, OutputInfo, TextContent
 from replsvc.config import Limits
 from replsvc.output import ModelView, clean_traceback, mime_image, mime_text
 from replsvc.output.terminal import held_utf8
 from replsvc.redaction import Redactor
-from replsvc.store.log import EventLog
-from replsvc.store.pending import Pending
 from replsvc_kernels.messages import (
     ClearOutput,
     DisplayData,
@@ -34,20 +32,17 @@ class Recorder:
 
     def __init__(
         self,
-        log: EventLog,
-        session_id: str,
+        log: CallLog,
         call_id: str,
         limits: Limits,
         redactor: Redactor,
         where: str,
     ) -> None:
-        self._log, self._session_id, self._call_id = log, session_id, call_id
+        self._log, self._call_id = log, call_id
         self._limits, self._redactor, self._where = limits, redactor, where
         self._view = ModelView(limits.max_output_bytes, limits.max_output_lines)
         self._rest: dict[StreamName, bytes] = {"stdout": b"", "stderr": b""}
         self._logged = self._dropped = 0
-        self._unwritten: deque[Pending[Any]] = deque()
-        self._fault: Exception | None = None
         self.images: list[ImageContent] = []
         self.result: Mimebundle | None = None
 
@@ -104,20 +99,8 @@ class Recorder:
             self._append({"type": "stream", "name": name}, kept)
 
     def _append(self, data: dict[str, Any], blob: bytes | None = None) -> None:
-        self._settle()
-        if self._fault is not None:
-            return
         draft = Draft.model_construct(kind="output", call_id=self._call_id, data=data, blob=blob)
-        self._unwritten.append(self._log.append(self._session_id, [draft]))
-
-    def _settle(self) -> None:
-        """Look at what has been written since: a log that failed gets no more of this call.
-
-        The cell goes on to its end, so that its names are kept; `finish` raises what happened.
-        """
-        while self._unwritten and self._unwritten[0].batch.settled.is_set():
-            error = self._unwritten.popleft().error
-            self._fault = self._fault or error
+        self._log.add(draft)
 
     def _rich(self, type_: str, bundle: Mimebundle, **more: Any) -> None:
         self._append({"type": type_, "data": bundle, **more})
@@ -132,19 +115,12 @@ class Recorder:
             self.images.append(ImageContent(mime_type=image[0], data=image[1]))
         return image is not None
 
-    async def finish(self) -> OutputInfo:
-        """Take in what was held back, and give the output as the model sees it.
-
-        Raises `StorageError` when some of it could not be written to the log.
-        """
+    def finish(self) -> OutputInfo:
+        """Take in what was held back, and give the output as the model sees it."""
         for name, rest in self._rest.items():
             held = rest + (self._redactor.flush(name) if self._redactor else b"")
             self._rest[name] = b""
             self._put(name, held)
-        for pending in self._unwritten:
-            await pending.wait()
-        if self._fault is not None:
-            raise self._fault
         view = self._view.render(self._where)
         return OutputInfo(
             text=view.text,

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Literal
 
 import trio
 
-from replsvc.calls import ENDED, Call, CallRequest, Event, Status, Times
+from replsvc.calls import ENDED, Call, CallRequest, Status, Times
 from replsvc.cell import CellControl
 
 if TYPE_CHECKING:
-    from replsvc.store.pending import Pending
+    from replsvc.call_log import CallLog
 
 Source = Literal["agent", "host"]
 
@@ -42,7 +42,7 @@ class Run:
         self.followers = 0
         self.abandoned = trio.Event()
         self.followed = trio.Event()
-        self.pending: Pending[tuple[Event, ...]] | None = None
+        self.log: CallLog | None = None
         self.seq = 0
         self.final: Call | None = None
         self.failure: Exception | None = None
@@ -58,8 +58,8 @@ class Run:
 
         Raises `StorageError` when it could not be written.
         """
-        if not self.seq and self.pending is not None:
-            self.seq = (await self.pending.wait())[0].seq
+        if not self.seq and self.log is not None:
+            self.seq = await self.log.started()
         return self.seq
 
     def snapshot(self) -> Call:

@@ -19,6 +19,7 @@ from typing import Any, Literal
 import trio
 
 from replsvc import repl, workspace
+from replsvc.call_log import CallLog
 from replsvc.calls import Call, CallRequest, Draft, utc_now
 from replsvc.cell import CellEnd
 from replsvc.config import Limits
@@ -240,7 +241,9 @@ class Session:
             self.turns.join(run)
         self._runs[run.id] = run
         self._fingerprints[run.id] = mark
-        run.pending = self.log.append(self.id, [self._started_draft(run, mark)])
+        run.log = CallLog(self.log, self.id, self._started_draft(run, mark))
+        if request.detach:
+            run.log.announce()
         self._used.set()
         self.last_used_at = run.created_at
         assert self._nursery is not None
@@ -299,7 +302,11 @@ class Session:
             f"{len(self.turns)} calls wait already for the kernel of session {self.id}.",
             hint=f"Call {holder.id} runs since {since:%H:%M:%S} UTC: follow its output at "
             f"/v1/sessions/{self.id}/events, interrupt it, or wait.",
-            details={"running": holder.id, "since": since.isoformat(), "title": holder.title},
+            details={
+                "running": holder.id,
+                "since": since.isoformat(),
+                "running_title": holder.title,
+            },
         )
 
     async def _known(self, call_id: str, mark: str) -> Run | None:

@@ -17,10 +17,10 @@ import pytest
 
 import components
 import leftovers
+import measured
 
 REQUIRE = "TESTS_REQUIRE_COMPONENTS"
 SKIPPED = "needs "
-MEASURE = "COVERAGE_PROCESS_CONFIG"
 
 temporary = pytest.StashKey[Path]()
 
@@ -112,8 +112,8 @@ def leaves_nothing_behind(
 
 @pytest.fixture(scope="session", autouse=True)
 def _kernels_count_lines() -> Iterator[None]:
-    """Hand coverage's own variable to kernels, which inherit nothing of our environment."""
-    if (value := os.environ.get(MEASURE)) is None:
+    """Declare coverage's own variable for every kernel that a backend starts."""
+    if not (more := measured.variables()):
         yield
         return
     from replsvc_kernels.backends import process
@@ -121,9 +121,9 @@ def _kernels_count_lines() -> Iterator[None]:
 
     plain = process.kernel_environment
 
-    def measured(spec: LaunchSpec, python: str) -> Mapping[str, str]:
-        return {**plain(spec, python), MEASURE: value}
+    def environment(spec: LaunchSpec, python: str) -> Mapping[str, str]:
+        return {**plain(spec, python), **more}
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(process, "kernel_environment", measured)
+        patch.setattr(process, "kernel_environment", environment)
         yield

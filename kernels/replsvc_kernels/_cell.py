@@ -6,8 +6,9 @@ pipes, merges them, and gets outputs. A consumer that is slow stops the pipes, a
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import trio
 
@@ -24,16 +25,30 @@ QUICK_CELL_S = 0.003
 # says that it has.
 LAST_WORDS_S = 0.2
 SILENCE_S = 0.05
+# Publishers may drop messages for a slow reader, the idle after a reply among them: when it is this
+# late, the kernel is asked for another.
+LATE_IDLE_S = 1.0
 MAX_BUFFERED_BYTES = 1024 * 1024
 MAX_INBOX = 200
 MAX_INBOX_BYTES = 8 * 1024 * 1024
 
 
 class WireCell(Cell):
-    """See `Cell`. `pump` and `pair` are there when our guest runs the cell."""
+    """See `Cell`. `pump` and `pair` are there when our guest runs the cell.
 
-    def __init__(self, cell: str, nonce: bytes, pump: Pump | None, pair: Pair | None) -> None:
+    `probe` asks the kernel for an idle that comes after this cell's: `idle` when that has come.
+    """
+
+    def __init__(
+        self,
+        cell: str,
+        nonce: bytes,
+        pump: Pump | None,
+        pair: Pair | None,
+        probe: Callable[[WireCell], None],
+    ) -> None:
         self.cell = cell
+        self._probe = probe
         self.started = trio.Event()
         self._pump, self._pair = pump, pair
         self._merger = Merger(nonce, cell)
@@ -44,6 +59,7 @@ class WireCell(Cell):
         self._buffered = 0
         self._wakeup, self._room = trio.Event(), trio.Event()
         self._idle = self._done = self._left = self._pumped = False
+        self._quick_until = math.inf
         self._failure: BaseException | None = None
 
     # What the channel readers and the pump put in.
@@ -55,8 +71,7 @@ class WireCell(Cell):
             if state == "busy":
                 self.started.set()
             elif state == "idle":
-                self._idle = True
-                self._wakeup.set()
+                self.idle()
             return
         output = parse_output(message)
         if output is None:
@@ -71,6 +86,11 @@ class WireCell(Cell):
         ):
             self._room = trio.Event()
             await self._room.wait()
+
+    def idle(self) -> None:
+        """The kernel has said all that belongs to this cell."""
+        self._idle = True
+        self._wakeup.set()
 
     def end(self, reply: Reply) -> None:
         """From the shell reader; a second reply to the same request is ignored."""
@@ -118,10 +138,22 @@ class WireCell(Cell):
             return
         # No checkpoint between what was looked at above and this: nothing can be missed.
         self._wakeup = trio.Event()
+        if self.reply is not None:
+            # All its bytes are there, and may be what displays in hand wait for.
+            self._drain_pipes()
+            if self._take():
+                return
+            with trio.move_on_after(LATE_IDLE_S):
+                await self._wakeup.wait()
+                return
+            self._probe(self)
+            return
         if self._pumped or self._pump is None or self._pair is None:
             await self._wakeup.wait()
             return
-        with trio.move_on_after(QUICK_CELL_S):
+        # One deadline for the cell, not for each of its messages.
+        self._quick_until = min(self._quick_until, trio.current_time() + QUICK_CELL_S)
+        with trio.move_on_at(self._quick_until):
             await self._wakeup.wait()
             return
         self._pumped = True
@@ -132,13 +164,16 @@ class WireCell(Cell):
     def _complete(self) -> bool:
         return self.reply is not None and self._idle
 
-    def _take(self) -> bool:
+    def _take(self, *, everything: bool = False) -> bool:
         self._merge_buffer()
         if self._pumped and self._pump is not None and self._pair is not None:
             self._pump.resume(self._pair)
-        while self._inbox:
-            self._ready.extend(self._merger.display(*self._inbox.popleft()))
-        self._inbox_bytes = 0
+        # A marker is written before its message is sent: with too many displays in hand the bytes
+        # are what is missing, and they will come. Unless a marker's display is: then it is next.
+        while self._inbox and (everything or self._merger.missing or not self._merger.crowded):
+            number, output, size = self._inbox.popleft()
+            self._inbox_bytes -= size
+            self._ready.extend(self._merger.display(number, output, size))
         self._room.set()
         return bool(self._ready)
 
@@ -170,7 +205,7 @@ class WireCell(Cell):
         if self._complete and isinstance(self._failure, KernelDied):
             self._failure = None  # it died after this cell, not in it
         self._drain_pipes()
-        self._take()
+        self._take(everything=True)
         self._ready.extend(self._merger.flush())
         self._done = True
 
@@ -182,7 +217,7 @@ class WireCell(Cell):
 
     def leave(self) -> list[Stream]:
         """The consumer is gone. Returns the bytes that it has not taken; no more are accepted."""
-        self._take()
+        self._take(everything=True)
         self._ready.extend(self._merger.flush())
         self._left = self._done = True
         left = [output for output in self._ready if isinstance(output, Stream)]

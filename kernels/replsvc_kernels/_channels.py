@@ -155,33 +155,36 @@ class Codec:
         return Message(type_, parent_id, content, metadata, size)
 
 
+def _connected(kind: int, url: str, identity: bytes, limits: Limits) -> zmq.Socket[bytes]:
+    socket = _shared_context().socket(kind)
+    try:
+        socket.linger = 0
+        socket.setsockopt(zmq.IDENTITY, identity)
+        # Past the limit a message is refused by us, with a reason. Far past it libzmq breaks the
+        # connection, unread: that is what the monitors are for.
+        socket.setsockopt(zmq.MAXMSGSIZE, 2 * limits.max_message_bytes)
+        if kind == zmq.SUB:
+            socket.setsockopt(zmq.SUBSCRIBE, b"")
+            # What we have not read stays with the kernel that said it.
+            socket.setsockopt(zmq.RCVHWM, 200)
+        # A kernel that is still starting is asked often, one that is gone ever more seldom.
+        socket.setsockopt(zmq.RECONNECT_IVL, 20)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 200)
+        socket.connect(url)
+    except zmq.ZMQError:
+        socket.close(0)
+        raise
+    return socket
+
+
 class _Socket:
     """A zmq socket on trio. Its descriptor is edge-triggered: wait only when nothing is left."""
 
-    def __init__(self, kind: int, url: str, identity: bytes, limits: Limits) -> None:
-        self._zmq = _shared_context().socket(kind)
-        try:
-            self._set_up(kind, url, identity, limits)
-        except zmq.ZMQError:
-            self._zmq.close(0)
-            raise
-        self._fd: int = self._zmq.fileno()
+    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+        self._zmq = socket
+        self._fd: int = socket.fileno()
         self._waiting: trio.CancelScope | None = None
         self._in_a_row = 0
-
-    def _set_up(self, kind: int, url: str, identity: bytes, limits: Limits) -> None:
-        self._zmq.linger = 0
-        self._zmq.setsockopt(zmq.IDENTITY, identity)
-        # Past the limit a message is refused by us, with a reason; far past it by libzmq, unread.
-        self._zmq.setsockopt(zmq.MAXMSGSIZE, 2 * limits.max_message_bytes)
-        if kind == zmq.SUB:
-            self._zmq.setsockopt(zmq.SUBSCRIBE, b"")
-            # What we have not read stays with the kernel that said it.
-            self._zmq.setsockopt(zmq.RCVHWM, 200)
-        # A kernel that is still starting is asked often, one that is gone ever more seldom.
-        self._zmq.setsockopt(zmq.RECONNECT_IVL, 20)
-        self._zmq.setsockopt(zmq.RECONNECT_IVL_MAX, 200)
-        self._zmq.connect(url)
 
     async def receive(self) -> list[bytes]:
         # A kernel that floods us must not keep its reader from yielding.
@@ -216,14 +219,28 @@ class Channels:
     def __init__(self, connection: Connection, limits: Limits) -> None:
         self._codec = Codec(connection.key, limits)
         identity = uuid.uuid4().bytes.replace(b"\0", b"\1")
-        self._sockets: dict[Channel, _Socket] = {}
         kinds: dict[Channel, int] = {"shell": zmq.DEALER, "control": zmq.DEALER, "iopub": zmq.SUB}
+        self._sockets: dict[Channel, _Socket] = {}
+        self._monitors: list[_Socket] = []
         try:
             for channel, kind in kinds.items():
-                self._sockets[channel] = _Socket(kind, connection.url(channel), identity, limits)
+                socket = _connected(kind, connection.url(channel), identity, limits)
+                self._sockets[channel] = _Socket(socket)
+                self._monitors.append(_Socket(socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)))
         except zmq.ZMQError as error:
             self.close()
             raise LaunchError(f"no sockets to the kernel can be opened: {error}") from error
+
+    async def disconnected(self) -> None:
+        """Wait until a connection to the kernel breaks: it ended, or said what libzmq refused."""
+        async with trio.open_nursery() as nursery:
+
+            async def watch(monitor: _Socket) -> None:
+                await monitor.receive()
+                nursery.cancel_scope.cancel()
+
+            for monitor in self._monitors:
+                nursery.start_soon(watch, monitor)
 
     def request(
         self,
@@ -246,7 +263,7 @@ class Channels:
 
     def close(self) -> None:
         """Close all sockets, now: nothing lingers."""
-        for socket in self._sockets.values():
+        for socket in (*self._sockets.values(), *self._monitors):
             socket.close()
 
     def __enter__(self) -> Channels:

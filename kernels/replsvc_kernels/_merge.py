@@ -36,6 +36,7 @@ class Merger:
         self._held: dict[StreamName, deque[bytes | int]] = {"stdout": deque(), "stderr": deque()}
         self._held_bytes = 0
         self._displays: dict[int, tuple[Output, int]] = {}
+        self._display_bytes = 0
         self._shown: set[int] = set()
 
     def feed(self, name: StreamName, data: bytes) -> list[Output]:
@@ -46,15 +47,32 @@ class Merger:
             if not isinstance(segment, int):
                 self._held_bytes += len(segment)
             self._held[name].append(segment)
-        return self._advance()
+        out: list[Output] = []
+        self._release(out)
+        if self._held_bytes > MAX_HELD_BYTES:
+            out += self.flush()
+        return out
 
     def display(self, number: int | None, output: Output, size: int = 0) -> list[Output]:
-        """A display message of `size` bytes; `number` is its marker's, None when it has none."""
+        """A display message of `size` bytes; `number` is its marker's, None when it has none.
+
+        While `crowded`, wait for the streams instead: one more that stays gives up the order.
+        """
         if number is None or number in self._shown or number in self._displays:
             return [output]
+        crowded = self.crowded
         self._displays[number] = (output, size)
-        self._held_bytes += size
-        return self._advance()
+        self._display_bytes += size
+        out: list[Output] = []
+        self._release(out)
+        if crowded and self.crowded:
+            out += self.flush()
+        return out
+
+    @property
+    def crowded(self) -> bool:
+        """Whether as many displays are held as may be; bytes of the streams make room."""
+        return len(self._displays) >= MAX_HELD_DISPLAYS or self._display_bytes >= MAX_HELD_BYTES
 
     @property
     def missing(self) -> bool:
@@ -81,13 +99,6 @@ class Merger:
             self._release(out)
         for number in sorted(self._displays):
             self._show(number, out)
-        return out
-
-    def _advance(self) -> list[Output]:
-        out: list[Output] = []
-        self._release(out)
-        if self._held_bytes > MAX_HELD_BYTES or len(self._displays) > MAX_HELD_DISPLAYS:
-            out += self.flush()
         return out
 
     def _split(self, name: StreamName, data: bytes) -> list[bytes | int]:
@@ -122,7 +133,7 @@ class Merger:
         """Pass this marker, with its display if that has come."""
         if number in self._displays:
             output, size = self._displays.pop(number)
-            self._held_bytes -= size
+            self._display_bytes -= size
             self._shown.add(number)
             out.append(output)
         for held in self._held.values():

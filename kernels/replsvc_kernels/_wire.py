@@ -37,6 +37,8 @@ MAX_SETUP_OUTPUT_BYTES = 64 * 1024
 PRINTED_BYTES = 8 * 1024
 # Until a kernel that is starting answers, it is asked after such pauses, each twice the last.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
+# A process that ends closes its connections; its end is heard of within this time.
+DEATH_IS_KNOWN_S = 0.5
 
 
 class _Waiter:
@@ -78,6 +80,7 @@ class WireKernel(Kernel):
         self._pump, self._process, self._channels, self._limits = pump, process, channels, limits
         self._message_interrupt_s = message_interrupt_s
         self._cells: dict[str, WireCell] = {}
+        self._probes: dict[str, WireCell] = {}
         self._waiting: dict[str, _Waiter] = {}
         self._send_late, self._late = trio.open_memory_channel[Stream](0)
         self._late_backlog: deque[Stream] = deque()
@@ -99,6 +102,7 @@ class WireKernel(Kernel):
             nursery.start_soon(self._guard, self._read_shell)
             nursery.start_soon(self._guard, self._read_iopub)
             nursery.start_soon(self._guard, self._read_control)
+            nursery.start_soon(self._guard, self._watch_connection)
             nursery.start_soon(self._watch_process)
             task_status.started()
 
@@ -119,6 +123,9 @@ class WireKernel(Kernel):
             message = await self._channels.receive("iopub")
             if (cell := self._cells.get(message.parent)) is not None:
                 await cell.put(message)
+            elif (cell := self._probes.get(message.parent)) is not None:
+                if message.content.get("execution_state") == "idle":
+                    cell.idle()
             else:
                 self._wake_waiter(message)
 
@@ -138,6 +145,17 @@ class WireKernel(Kernel):
     def _wake_waiter(self, message: Message) -> None:
         if (waiter := self._waiting.get(message.parent)) is not None:
             waiter.put(message)
+
+    async def _watch_connection(self) -> None:
+        """A broken connection has lost messages: without this, a cell could wait for its end."""
+        await self._channels.disconnected()
+        with trio.move_on_after(DEATH_IS_KNOWN_S):
+            await self._process.wait_exited()
+            return
+        raise ProtocolViolation(
+            "a kernel that lives but broke its connection, as one does with a message of more than "
+            f"{2 * self._limits.max_message_bytes} bytes"
+        )
 
     async def _watch_process(self) -> None:
         died = await self._process.wait_exited()
@@ -231,6 +249,13 @@ class WireKernel(Kernel):
             await self._end_for(violation)
             raise
 
+    def _probe(self, cell: WireCell) -> None:
+        """Ask for an idle that comes after the cell's: its own was dropped on the way.
+
+        A kernel answers its requests in their order, so what it publishes for this one is later.
+        """
+        self._probes[self._channels.request("shell", "kernel_info_request", {})] = cell
+
     @asynccontextmanager
     async def execute(
         self, code: str, *, cell: str, env: Mapping[str, str] | None = None
@@ -254,7 +279,7 @@ class WireKernel(Kernel):
             pair = self._take_pair(self._pump)
             pair.cell = cell
             metadata = {"replsvc": {"pair": pair.number, "env": dict(env or {})}}
-        running = WireCell(cell, self._nonce, self._pump, pair)
+        running = WireCell(cell, self._nonce, self._pump, pair, self._probe)
         id_ = ""
         try:
             id_ = await self._send("shell", "execute_request", content, metadata)
@@ -262,6 +287,7 @@ class WireKernel(Kernel):
             yield running
         finally:
             self._cells.pop(id_, None)
+            self._probes = {key: it for key, it in self._probes.items() if it is not running}
             self._add_late([*running.leave()], cell)
             if self._pump is not None and pair is not None:
                 pair.sink = self._late_sink(cell)

@@ -233,23 +233,22 @@ class FakeKernel(Kernel):
             except trio.BrokenResourceError:
                 self._write_late([output], cell)
 
-        async with self._turn:
-            with running.send:
-                if self._exit is None:
-                    self._count += 1
-                    running.started.set()
-                    count = self._count
-                    try:
-                        failure = await self._perform(_steps(self._script, code), write, late, [])
-                    finally:
-                        if self._exit is not None:
-                            running.failure = self._death()
+        with running.send:
+            try:
+                async with self._turn:
                     if self._exit is None:
-                        status = "ok" if failure is None else "error"
-                        running.reply = Reply(status, count, failure)  # type: ignore[arg-type]
-                else:
+                        self._count += 1
+                        running.started.set()
+                        count = self._count
+                        failure = await self._perform(_steps(self._script, code), write, late, [])
+                        if self._exit is None:
+                            status = "ok" if failure is None else "error"
+                            running.reply = Reply(status, count, failure)  # type: ignore[arg-type]
+            finally:
+                # Also when the kernel was closed before this task first ran.
+                if running.reply is None and self._exit is not None:
                     running.failure = self._death()
-            self._write_late(late, cell)
+        self._write_late(late, cell)
 
     async def _perform(
         self,

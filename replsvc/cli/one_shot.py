@@ -127,7 +127,7 @@ class _OneShot:
 
     async def _watch(self, signals: AsyncIterator[int], nursery: trio.Nursery) -> None:
         async for number in signals:
-            if number == signal.SIGINT and self._session is not None:
+            if number == signal.SIGINT and self._session is not None and self._interrupts < 2:
                 self._interrupts += 1
                 nursery.start_soon(self._interrupt, self._session, self._interrupts > 1)
             else:
@@ -140,6 +140,11 @@ class _OneShot:
             self._end(signal.SIGINT)
 
     def _end(self, number: int) -> None:
+        if self._ended_by is not None:
+            # It is ending already, and somebody is tired of waiting. What watches over the kernel
+            # ends it when we are gone.
+            say("told to end at once: whatever runs still is ended by force.")
+            os._exit(BY_SIGNAL + number)
         self._ended_by = number
         self._scope.cancel()
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import math
-from contextlib import suppress
 
 import h11
 import trio
@@ -88,7 +87,7 @@ class Connection:
             if not self._waiting.cancelled_caught:
                 await self._protocol.handle(RawData(bytes(data)))
         await self._protocol.handle(Closed())
-        await self._close()
+        await self._stream.aclose()
 
     def _deadline(self) -> float:
         if not self._idle:
@@ -101,6 +100,8 @@ class Connection:
     async def _send(self, event: Event) -> None:
         """What the protocol wants done."""
         if isinstance(event, RawData):
+            if not event.data:  # the end of a body whose length was said
+                return
             try:
                 async with self._sending:
                     await self._stream.send_all(event.data)
@@ -111,17 +112,11 @@ class Connection:
                 self._stream.socket.close()
                 raise
         elif isinstance(event, Closed):
-            await self._close()
+            await self._stream.aclose()
             await self._protocol.handle(Closed())
         elif isinstance(event, Updated):
             self._idle, self._idle_until = event.idle, trio.current_time() + KEEP_ALIVE_S
             self._waiting.deadline = self._deadline()
-
-    async def _close(self) -> None:
-        # It may be gone already, or be closed in the middle of what can't be sent.
-        with suppress(trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError):
-            await self._stream.send_eof()
-        await self._stream.aclose()
 
 
 class Connections:

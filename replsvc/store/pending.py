@@ -74,6 +74,7 @@ class _Row(NamedTuple):
     data: dict[str, Any]
     blob: bytes | None
     size: int
+    seq_of: int | None
 
 
 class Append(Pending[tuple[Event, ...]]):
@@ -90,7 +91,8 @@ class Append(Pending[tuple[Event, ...]]):
             text, data = encode(draft.data, f"The data of a {draft.kind!r} event")
             size = len(text) + len(draft.blob or b"") + _OVERHEAD_BYTES
             total += size
-            self.rows.append(_Row(draft.kind, draft.call_id, text, data, draft.blob, size))
+            row = _Row(draft.kind, draft.call_id, text, data, draft.blob, size, draft.seq_of)
+            self.rows.append(row)
         super().__init__(session_id, total)
 
     def write(self, transaction: Transaction) -> None:
@@ -100,8 +102,12 @@ class Append(Pending[tuple[Event, ...]]):
         micros = to_micros(at)
         events = []
         for seq, row in enumerate(self.rows, first):
+            text = row.text
+            if row.seq_of is not None:
+                row.data["call"]["seq"] = first + row.seq_of
+                text, _ = encode(row.data, "The end of a call")
             transaction.rows.append(
-                (session_id, seq, row.call_id, row.kind, micros, row.text, row.blob)
+                (session_id, seq, row.call_id, row.kind, micros, text, row.blob)
             )
             events.append(
                 Event(

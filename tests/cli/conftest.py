@@ -35,6 +35,8 @@ class Command:
             "stdin": subprocess.DEVNULL,
             "stdout": subprocess.PIPE,
             "stderr": subprocess.PIPE,
+            # The suite may itself run where a shell's `&` made it ignore Ctrl-C.
+            "preexec_fn": lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
             **options,
         }
         process = subprocess.Popen(
@@ -42,8 +44,6 @@ class Command:
             cwd=self.cwd,
             env=self.env,
             start_new_session=True,
-            # The suite may itself run where a shell's `&` made it ignore Ctrl-C.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
             **options,  # type: ignore[call-overload]
         )
         self._started.append(process)

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from watched import no_process_left, stopped_reaper
 
 FOREVER = "import threading; print('ready', flush=True); threading.Event().wait()"
 
@@ -312,6 +313,19 @@ def test_ctrl_c_while_the_kernel_starts_leaves_nothing(replsvc, tmp_path, gate):
     assert replsvc.left_behind() == []
 
 
+def test_a_signal_while_it_is_ending_ends_it_at_once(replsvc, gate):
+    process = replsvc.start("run", "--isolation", "none", gate.code)
+    # While its reaper is stopped, a kernel can't be ended.
+    with gate.wait() as cell, stopped_reaper(cell) as reaper:
+        # Two of one kind could become one.
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGHUP)
+        _, err = process.communicate(timeout=60)
+        assert process.returncode in (128 + signal.SIGTERM, 128 + signal.SIGHUP)
+        assert no_process_left(replsvc, reaper)
+    assert b"told to end at once" in err
+
+
 def test_a_reader_that_goes_away_ends_it_quietly(replsvc):
     process = replsvc.start("run", "--isolation", "none", "while True: print('line')")
     assert process.stdout.readline() == b"line\n"
@@ -326,6 +340,35 @@ def test_output_that_can_not_be_written_is_a_failure(replsvc):
         done = replsvc.run("1", stdout=full)
     assert done.returncode == 70
     assert b"standard output can't be written: No space left on device" in done.stderr
+
+
+def test_a_standard_output_that_does_not_block_gets_everything(replsvc):
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    process = replsvc.start("run", "--isolation", "none", "print('x' * 500_000)", stdout=writing)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as file:
+        assert len(file.read()) == 500_001
+    assert process.wait(60) == 0
+
+
+def test_output_that_the_log_does_not_keep_is_counted(replsvc):
+    replsvc.env["REPLSVC_LIMITS__MAX_LOG_BYTES"] = "1000"
+    done = replsvc.run("print('x' * 1500)")
+    assert (done.returncode, done.stdout) == (0, b"x" * 1000)
+    assert b"replsvc: 501 bytes of output are left out" in done.stderr
+
+
+def test_a_signal_that_it_was_started_to_ignore_stays_ignored(replsvc, gate):
+    # As nohup does.
+    process = replsvc.start(
+        *("run", "--isolation", "none", f"{gate.code}\n'done'"),
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
+    )
+    with gate.wait():
+        process.send_signal(signal.SIGHUP)
+    assert process.communicate(timeout=60) == (b"'done'\n", b"")
+    assert process.returncode == 0
 
 
 def test_closed_standard_descriptors_harm_nothing(replsvc):

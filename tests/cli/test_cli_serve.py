@@ -4,12 +4,15 @@ import json
 import signal
 import socket
 import stat
+import subprocess
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from watched import no_process_left, stopped_reaper
 
 
 class Service:
@@ -102,25 +105,32 @@ def test_a_cell_that_runs_is_ended_with_the_service(replsvc, gate):
 
 
 def test_a_second_signal_ends_it_at_once(replsvc, gate):
-    # The first would wait for the whole grace of a cell that does not listen.
-    replsvc.env["REPLSVC_LIMITS__INTERRUPT_GRACE_S"] = "30"
     replsvc.env["REPLSVC_SERVICE__STOP_DEADLINE_S"] = "600"
     service = Service(replsvc)
-    code = (
-        "import signal\n"
-        "for number in (signal.SIGINT, signal.SIGTERM): signal.signal(number, signal.SIG_IGN)\n"
-        f"{gate.code}"
-    )
-    service.call(service.session(), code, detach=True)
-    with gate.wait():
+    service.call(service.session(), gate.code, detach=True)
+    with gate.wait() as cell, stopped_reaper(cell) as reaper:
         service.process.send_signal(signal.SIGTERM)
         # It takes no more connections once it has heard the first.
-        _refused(service.known["url"])
+        refused(service.known["url"])
         assert service.end() == 128 + signal.SIGTERM
-    assert not service.ready_file.exists()
+        assert not service.ready_file.exists()
+        assert no_process_left(replsvc, reaper)
 
 
-def _refused(url: str) -> None:
+def test_what_does_not_end_within_the_deadline_is_ended_by_force(replsvc, gate):
+    replsvc.env["REPLSVC_SERVICE__STOP_DEADLINE_S"] = "0.5"
+    service = Service(replsvc)
+    service.call(service.session(), gate.code, detach=True)
+    with gate.wait() as cell, stopped_reaper(cell) as reaper:
+        service.process.send_signal(signal.SIGTERM)
+        _, err = service.process.communicate(timeout=60)
+        assert service.process.returncode == 70
+        assert b"replsvc: not done within 0.5 s" in err
+        assert not service.ready_file.exists()
+        assert no_process_left(replsvc, reaper)
+
+
+def refused(url: str) -> None:
     host, _, port = url.removeprefix("http://").partition(":")
     while True:
         try:
@@ -181,6 +191,24 @@ def test_a_data_directory_that_can_not_be_written_is_a_failure(replsvc, data):
     assert data.encode() in done.stderr
     assert b"Traceback" not in done.stderr
     assert replsvc.left_behind() == []
+
+
+@pytest.mark.needs("mount")
+def test_a_full_disk_is_a_failure_that_says_so(replsvc):
+    data = replsvc.cwd / "data"
+    data.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(data)], check=True)
+    try:
+        with (data / "filler").open("wb", buffering=0) as file, suppress(OSError):
+            while True:
+                file.write(bytes(4096))
+        done = replsvc("serve", "--isolation", "none", "--port", "0", "--data", "data")
+    finally:
+        subprocess.run(["umount", str(data)], check=True)
+    assert (done.returncode, done.stdout) == (70, b"")
+    assert b"data" in done.stderr
+    assert b"space" in done.stderr
+    assert b"Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(

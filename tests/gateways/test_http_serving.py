@@ -3,6 +3,7 @@ from __future__ import annotations
 import base64
 import socket
 from functools import partial
+from typing import Any
 
 import httpx
 import pytest
@@ -183,9 +184,9 @@ async def test_while_it_stops_it_says_that_it_is_not_ready(
 async def test_hostile_bytes_end_their_own_connection_only(service: Running, sent: bytes) -> None:
     with structlog.testing.capture_logs():
         async with await service.open_raw() as stream:
-            await stream.send_all(sent)
-            await stream.send_eof()
             try:
+                await stream.send_all(sent)
+                await stream.send_eof()
                 while await stream.receive_some(65536):
                     pass
             except trio.BrokenResourceError:
@@ -233,6 +234,36 @@ async def test_connections_end_with_their_clients_or_when_idle_for_too_long(
         await nothing_open(connections)
         await client.aclose()
         await listeners[0].aclose()
+
+
+async def test_a_client_that_leaves_with_its_answer_in_hand_is_no_fault() -> None:
+    outcomes: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        headers = [(b"content-length", b"2")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"ok", "more_body": True})
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        try:
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except Exception as error:
+            outcomes.append(repr(error))
+        else:
+            outcomes.append("sent")
+
+    connections = Connections(app)
+    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    async with listeners[0] as listener, trio.open_nursery() as nursery:
+        for _ in range(50):  # who runs first is up to the scheduler
+            client = await trio.testing.open_stream_to_socket_listener(listener)
+            nursery.start_soon(connections.serve, await listener.accept())
+            await client.send_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            while b"ok" not in await client.receive_some(65536):
+                pass
+            await client.aclose()
+            await nothing_open(connections)
+    assert outcomes == ["sent"] * 50
 
 
 async def nothing_open(connections: Connections) -> None:

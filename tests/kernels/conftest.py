@@ -1,10 +1,8 @@
-"""Real kernels for tests: kernelspecs of their own, and ways to watch processes end."""
+"""Kernelspecs, directories and watched processes for the tests of kernels."""
 
 from __future__ import annotations
 
 import json
-import os
-import select
 import shutil
 import sys
 import tempfile
@@ -12,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from kernel_rigs import Watched
 
 from replsvc_kernels.kernel import LaunchSpec
 
@@ -65,6 +64,8 @@ def kernelspecs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         directory = root / "kernels" / name
         directory.mkdir(parents=True)
         (directory / "kernel.json").write_text(json.dumps(spec))
+    (root / "kernels" / "garbled").mkdir()
+    (root / "kernels" / "garbled" / "kernel.json").write_text("{")
     return root
 
 
@@ -90,27 +91,6 @@ def spec(tmp_path: Path) -> LaunchSpec:
     workspace = tmp_path / "workspace"
     workspace.mkdir()
     return LaunchSpec(str(workspace))
-
-
-class Watched:
-    """Processes held by pidfd, so that a pid that is given out anew is not mistaken for them."""
-
-    def __init__(self) -> None:
-        self._handles: dict[int, int] = {}
-
-    def add(self, pid: int) -> None:
-        self._handles[pid] = os.pidfd_open(pid)
-
-    def alive(self) -> list[int]:
-        return [pid for pid, fd in self._handles.items() if not select.select([fd], [], [], 0)[0]]
-
-    def wait_gone(self, timeout_s: float = 30) -> None:
-        for pid, fd in self._handles.items():
-            assert select.select([fd], [], [], timeout_s)[0], f"process {pid} is still there"
-
-    def close(self) -> None:
-        while self._handles:
-            os.close(self._handles.popitem()[1])
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
+from kernel_rigs import opened
 
 from replsvc_kernels.backends.base import Backend
 from replsvc_kernels.backends.process import ProcessBackend
@@ -119,7 +120,7 @@ class Rig:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Kernel]:
-        async with self.make(str(self.runtime_dir)).open(self.spec) as kernel:
+        async with opened(self.make(str(self.runtime_dir)), self.spec) as kernel:
             yield kernel
 
 
@@ -143,20 +144,6 @@ def rig_of(*names: str) -> Any:
 rig = rig_of(*MAKERS)
 guest_rig = rig_of("fake", "process")
 bare_rig = rig_of("provisioner")
-
-
-@pytest.fixture(autouse=True)
-def deadline() -> Iterable[None]:
-    """A hang is a failure with a traceback, not a stuck run."""
-
-    def late(*_: object) -> None:
-        raise TimeoutError("the test hangs")
-
-    previous = signal.signal(signal.SIGALRM, late)
-    signal.alarm(60)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, previous)
 
 
 async def take(cell: Cell) -> list[Output]:

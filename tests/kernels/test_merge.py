@@ -123,10 +123,21 @@ def test_what_is_held_is_bounded_in_bytes() -> None:
 def test_displays_whose_markers_never_come_are_bounded_in_bytes_and_number() -> None:
     merger = Merger(NONCE)
     assert merger.display(1, display(1), MAX_HELD_BYTES) == []
+    assert merger.crowded
     assert merger.display(2, display(2), 1) == [display(1), display(2)]
+    assert not merger.crowded
     kept = [merger.display(n, display(n)) for n in range(3, 3 + MAX_HELD_DISPLAYS)]
     assert not any(kept)
+    assert merger.crowded
     assert len(merger.display(0, display(0))) == MAX_HELD_DISPLAYS + 1
+
+
+def test_bytes_make_room_for_displays() -> None:
+    merger = Merger(NONCE)
+    merger.display(1, display(1), MAX_HELD_BYTES)
+    merger.feed("stdout", marker(1))
+    assert merger.feed("stderr", marker(1)) == [display(1)]
+    assert not merger.crowded
 
 
 def test_a_display_that_is_said_twice_is_shown_twice() -> None:

@@ -262,7 +262,7 @@ async def test_a_full_queue_says_which_cell_runs_and_since_when(coordinator: Coo
         with pytest.raises(QueueFullError) as caught:
             await session.submit(CallRequest(input={"code": "2"}))
         assert caught.value.details["running"] == running.id
-        assert caught.value.details["title"] == "Wait"
+        assert caught.value.details["running_title"] == "Wait"
         assert caught.value.http_status == 429
         await session.interrupt()
         assert (await running.wait()).status == "interrupted"

@@ -52,21 +52,55 @@ class Kernelspec:
     provisioner: str
 
 
-def list_kernelspecs() -> dict[str, Kernelspec]:
-    """The installed kernelspecs by name. Reads files: call it from a worker thread."""
-    from jupyter_client.kernelspec import KernelSpecManager  # noqa: PLC0415 - 0.1 s, where used
+def _read(name: str, directory: str) -> Kernelspec:
+    """The kernelspec in `directory`; raises whatever reading and checking a bad one raises."""
+    from jupyter_client.kernelspec import KernelSpec  # noqa: PLC0415 - 0.1 s, where used
     from jupyter_client.provisioning.factory import (  # noqa: PLC0415 - as above
         KernelProvisionerFactory,
     )
 
+    spec = KernelSpec.from_resource_dir(directory)
+    stanza = spec.metadata.get("kernel_provisioner", {})
     default = KernelProvisionerFactory.instance().default_provisioner_name
+    provisioner = str(stanza.get("provisioner_name", default))
+    return Kernelspec(name, spec.display_name, spec.language, provisioner)
+
+
+def _directories() -> dict[str, str]:
+    from jupyter_client.kernelspec import KernelSpecManager  # noqa: PLC0415 - 0.1 s, where used
+
+    return dict(sorted(KernelSpecManager().find_kernel_specs().items()))
+
+
+def list_kernelspecs() -> dict[str, Kernelspec]:
+    """The installed kernelspecs by name, without those that can't be read.
+
+    Reads files: call it from a worker thread.
+    """
     found: dict[str, Kernelspec] = {}
-    for name, entry in sorted(KernelSpecManager().get_all_specs().items()):
-        spec = entry["spec"]
-        stanza = spec["metadata"].get("kernel_provisioner", {})
-        provisioner = str(stanza.get("provisioner_name", default))
-        found[name] = Kernelspec(name, spec["display_name"], spec["language"], provisioner)
+    for name, directory in _directories().items():
+        with contextlib.suppress(
+            Exception
+        ):  # somebody else's file: one that is broken hides itself
+            found[name] = _read(name, directory)
     return found
+
+
+def _find(name: str) -> Kernelspec:
+    """The kernelspec called `name`; raises `LaunchError` that says what is wrong with it."""
+    installed = _directories()
+    directory = installed.get(name.lower())
+    if directory is None:
+        near = difflib.get_close_matches(name.lower(), installed, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        names = ", ".join(installed) or "none"
+        raise LaunchError(f"there is no kernelspec {name!r}.{hint} Installed: {names}.")
+    try:
+        return _read(name.lower(), directory)
+    except Exception as error:
+        raise LaunchError(
+            f"kernelspec {name!r} can't be launched: its kernel.json can't be read ({error})"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,15 +136,10 @@ class _Plan:
 
 async def _prepare(name: str, directory: str, spec: LaunchSpec) -> _Plan:
     """Find the kernelspec and let its provisioner prepare. Runs in the asyncio thread."""
-    from jupyter_client.manager import AsyncKernelManager  # noqa: PLC0415 - 0.1 s, where used
+    from jupyter_client.kernelspec import NoSuchKernel  # noqa: PLC0415 - 0.1 s, where used
+    from jupyter_client.manager import AsyncKernelManager  # noqa: PLC0415 - as above
 
-    installed = list_kernelspecs()
-    wanted = installed.get(name.lower())
-    if wanted is None:
-        near = difflib.get_close_matches(name.lower(), installed, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        names = ", ".join(installed) or "none"
-        raise LaunchError(f"there is no kernelspec {name!r}.{hint} Installed: {names}.")
+    wanted = _find(name)
     place = {"transport": "ipc", "ip": f"{directory}/k"} if wanted.provisioner == LOCAL else {}
     environment = {
         "IPYTHONDIR": f"{directory}/ipython",  # else it is made in HOME, the session's workspace
@@ -123,6 +152,11 @@ async def _prepare(name: str, directory: str, spec: LaunchSpec) -> _Plan:
         command, arguments = await manager.pre_start_kernel(env=environment, cwd=spec.workspace)
         by_message = getattr(manager.kernel_spec, "interrupt_mode", "signal") == "message"
         deadline_s = MESSAGE_INTERRUPT_S if by_message else None
+    except NoSuchKernel:  # it is there, but jupyter_client refuses it for its provisioner
+        raise LaunchError(
+            f"kernelspec {name!r} can't be launched: its provisioner {wanted.provisioner!r} "
+            "is not installed"
+        ) from None
     except Exception as error:  # provisioners are plugins: they raise what they like
         raise LaunchError(f"kernelspec {name!r} can't be launched: {error}") from error
     return _Plan(wanted, deadline_s, command, arguments, manager)

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import secrets
+import select
 import signal
 import socket
 import subprocess
@@ -43,6 +44,8 @@ def sweep_marked(token: str) -> None:
                 try:
                     if needle in (path / "environ").read_bytes().split(b"\0"):
                         signal.pidfd_send_signal(handle, signal.SIGKILL)
+                        # It has no environment any more some time before it has ended.
+                        select.select([handle], [], [])
                         found = True
                 finally:
                     os.close(handle)
@@ -55,12 +58,17 @@ class _Answer:
         self.event, self.delivered = trio.Event(), False
 
 
+# What a reaper may take to end its tree before it is taken for stopped.
+SWEEP_S = 10.0
+
+
 class ReaperProcess(Process):
     """A kernel's process tree under `reaper.py`. `run` starts it and keeps it."""
 
     def __init__(self) -> None:
         self.pid: int | None = None
         self._control: socket.socket | None = None
+        self._reaper: trio.Process | None = None
         self._exit: Exit | None = None
         self._exited, self._swept = trio.Event(), trio.Event()
         self._answers: deque[_Answer] = deque()
@@ -86,14 +94,17 @@ class ReaperProcess(Process):
             control, reaper = await self._spawn(argv, {**env, MARKER: token}, cwd, keep, stdio)
         except (OSError, ValueError) as error:
             raise LaunchError(f"the kernel's parent process can't be started: {error}") from error
-        self._control = control
+        self._control, self._reaper = control, reaper
         swept = False
+        kernel: int | None = None
         try:
             first = await self._hear(control)
             if first is None or "error" in first:
                 reason = (first or {}).get("error", "its parent process ended")
                 raise LaunchError(f"{argv[0]} can't be executed: {reason}")
             self.pid = int(first["pid"])
+            with contextlib.suppress(OSError):
+                kernel = os.pidfd_open(self.pid)
             task_status.started()
             while not swept and (packet := await self._hear(control)) is not None:
                 if "exit" in packet or "exit_signal" in packet:
@@ -108,10 +119,18 @@ class ReaperProcess(Process):
             control.close()
             with trio.CancelScope(shield=True):
                 # Its socket is closed, so it sweeps and ends by itself, however this was left.
-                await reaper.wait()
+                with trio.move_on_after(SWEEP_S):
+                    await reaper.wait()
+                if reaper.returncode is None:
+                    reaper.kill()  # somebody stopped it
+                    await reaper.wait()
                 if reaper.returncode != 0:
+                    # Without its reaper a kernel ends by the parent-death signal.
+                    if kernel is not None:
+                        await trio.lowlevel.wait_readable(kernel)
                     await trio.to_thread.run_sync(sweep_marked, token)
-            # Without its reaper a kernel ends by the parent-death signal.
+            if kernel is not None:
+                os.close(kernel)
             self._set_exit(Exit(signal=signal.SIGKILL))
             self._swept.set()
             for answer in self._answers:
@@ -181,6 +200,12 @@ class ReaperProcess(Process):
     async def kill(self) -> None:
         """See `Process.kill`."""
         self._say(kill=True)
+        with trio.move_on_after(SWEEP_S):
+            await self._swept.wait()
+            return
+        # A reaper that does not answer (stopped, or starved) is ended; `run` sweeps without it.
+        if self._reaper is not None:
+            self._reaper.kill()
         await self._swept.wait()
 
     @property

@@ -14,6 +14,8 @@ from replsvc_kernels.kernel import LaunchError, LaunchSpec
 
 # sockaddr_un holds 108 bytes with its end; our longest name below the directory is "/k-5".
 MAX_DIRECTORY_BYTES = 90
+# A coordinator's runtime directory and a kernel's in it: "/replsvc-xxxxxxxx" twice.
+NESTING_BYTES = 34
 PORTS = {"shell": 1, "iopub": 2, "stdin": 3, "control": 4, "hb": 5}
 
 
@@ -28,7 +30,7 @@ def private_directory(parent: str | None = None) -> Iterator[str]:
         if len(os.fsencode(path)) > MAX_DIRECTORY_BYTES:
             raise LaunchError(
                 f"{path} is too long for unix sockets: set TMPDIR to a directory of at most "
-                f"{MAX_DIRECTORY_BYTES - 20} bytes"
+                f"{MAX_DIRECTORY_BYTES - NESTING_BYTES} bytes"
             )
         yield path
     finally:
@@ -45,6 +47,8 @@ def kernel_environment(spec: LaunchSpec, python: str) -> dict[str, str]:
         "LANG": "C.UTF-8",
         "TERM": "dumb",
         "NO_COLOR": "1",
+        # Nothing of the workspace, which is HOME, runs before the guest does.
+        "PYTHONNOUSERSITE": "1",
         "PYTHONUNBUFFERED": "1",
         **spec.env,
     }

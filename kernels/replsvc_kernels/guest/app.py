@@ -112,12 +112,14 @@ class GuestApp(IPKernelApp):
         kernel.forks = Forks(self.capture, link, kernel)
         kernel.forks.install(loop, kernel.awaiting)
         self._patch_create_task(loop)
-        self.interrupts.install(
-            tuple(os.path.dirname(str(m.__file__)) for m in (IPython, ipykernel, tornado, zmq))
-        )
         signal.signal(signal.SIGTERM, self._terminated)
 
         control_loop: Any = self.control_thread.io_loop.asyncio_loop  # type: ignore[attr-defined]
+        self.interrupts.install(
+            tuple(os.path.dirname(str(m.__file__)) for m in (IPython, ipykernel, tornado, zmq)),
+            control_loop,
+        )
+        self.capture.swallowed = self.interrupts.again
         self.publisher.attend(control_loop)
         link.watch(control_loop)
         self.control_thread.start()
@@ -168,6 +170,8 @@ class GuestApp(IPKernelApp):
         else:
             # a second client must be welcomed too
             socket.setsockopt(zmq.XPUB_VERBOSE, 1)
+            # A slow reader costs this process memory, never a message.
+            socket.sndhwm = 0
         self._bind_socket(socket, port)
         return socket
 

@@ -80,8 +80,14 @@ class _Pipe(io.RawIOBase):
         return size
 
     def close(self) -> None:
-        if not self.closed:
+        if self.closed:
+            return
+        try:
             super().close()
+        except KeyboardInterrupt:
+            # it runs as a finalizer, which would swallow the user's interrupt
+            _Stream.capture.swallowed()
+        finally:
             os.close(self.own)
 
 
@@ -134,6 +140,9 @@ class Cell:
 
 class Capture:
     """The one in front, the one for what no cell prints, and the numbers of display messages."""
+
+    swallowed: Callable[[], Any] = bool
+    """Called when a finalizer of ours was struck by an interrupt that was not meant for it."""
 
     def __init__(self, orphan: Pair, nonce: str) -> None:
         self.orphan = self.front = Cell(orphan, {})

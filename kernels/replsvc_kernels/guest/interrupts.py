@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import threading
 from typing import Any, Callable
 
@@ -26,10 +27,24 @@ class Interrupts:
         self.struck = False
         self._main = threading.main_thread().ident
         self._machinery: tuple[str, ...] = LIBRARIES
+        self._other_loop: Any = None
 
-    def install(self, machinery: tuple[str, ...]) -> None:
-        """From now on an idle kernel ignores SIGINT. `machinery` are directories of kernel code."""
+    def install(self, machinery: tuple[str, ...], other_loop: Any) -> None:
+        """From now on an idle kernel ignores SIGINT.
+
+        `machinery` are directories of kernel code, `other_loop` is the control thread's.
+        """
         self._machinery = LIBRARIES + machinery
+        self._other_loop = other_loop
+        stock = sys.unraisablehook
+
+        def unraisable(what: Any) -> None:
+            if what.exc_type is KeyboardInterrupt:
+                self.again()
+            else:
+                stock(what)
+
+        sys.unraisablehook = unraisable
         # a function, not SIG_IGN: children would inherit that
         signal.signal(signal.SIGINT, self._quiet)
 
@@ -94,24 +109,35 @@ class Interrupts:
         if late and callable(before):
             before(signal.SIGINT, late[0])
 
+    def again(self) -> None:
+        """A finalizer swallowed the interrupt: let it strike once more, when that one has returned.
+
+        From the other thread, as a signal that this one raises would strike before that.
+        """
+        self._other_loop.call_soon_threadsafe(os.kill, os.getpid(), signal.SIGINT)
+
     def _quiet(self, _number: int, _frame: Any) -> None:
         if self._starting:
             self._pending = True
 
     def _strike(self, _number: int, _frame: Any) -> None:
-        task = self._task
-        if task is None:
-            return
+        # no local variables here: the traceback would keep the task, and with it the cell's pipes
+        if self._task is not None and self._is_computing():
+            raise KeyboardInterrupt
+
+    def _is_computing(self) -> bool:
+        """Cancel the cell, unless what runs now is user code, which would not see that."""
         self.struck = True
         running = asyncio.current_task(self._loop)
-        if running is not task:
-            # here and now: scheduled, it could come after a step that never ends
-            task.cancel()
-            # and whatever the loop waits in must notice
-            self._loop.call_soon_threadsafe(bool)
-        if running is task or (running is not None and self._is_users(running)):
-            # it computes, and would not see a cancellation
-            raise KeyboardInterrupt
+        # between a step and the loop's bookkeeping for it, an exception would lose the task
+        inside = running is not None and getattr(running.get_coro(), "cr_running", False)
+        if inside and running is self._task:
+            return True
+        # here and now: scheduled, it could come after a step that never ends
+        self._task.cancel()
+        # and whatever the loop waits in must notice
+        self._loop.call_soon_threadsafe(bool)
+        return inside and self._is_users(running)
 
     def _is_users(self, task: Any) -> bool:
         code = getattr(task.get_coro(), "cr_code", None)

@@ -21,7 +21,7 @@ from . import compat
 from .asking import refusal
 from .capture import Cell
 from .setup import SetupCode, Setups
-from .shell import CellCompiler, GuestShell
+from .shell import GuestShell
 
 
 class GuestKernel(IPythonKernel):
@@ -30,7 +30,6 @@ class GuestKernel(IPythonKernel):
     shell: Any
     session: Any
     shell_class = Type(GuestShell)
-    compiler_class = Type(CellCompiler)  # type: ignore[assignment]
     msg_types = [*IPythonKernel.msg_types, "setup_request"]  # noqa: RUF012 - as the base class has it
     interrupts: Any = None
     capture: Any = None
@@ -192,6 +191,11 @@ class GuestKernel(IPythonKernel):
         if usage is not None:
             metadata["replsvc"] = usage
         return metadata
+
+    def _publish_execute_input(self, code: str, parent: Any, execution_count: int) -> None:
+        """Nothing to the host, which has the code; Jupyter's own clients are told as ever."""
+        if "replsvc" not in (parent.get("metadata") or {}):
+            super()._publish_execute_input(code, parent, execution_count)
 
     # -- its pipes ------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from traitlets import Type, default, observe
 
 from . import compat
 from .capture import current
-from .tracebacks import Failure, render
+from .tracebacks import Failure, cut, render
 
 # where str.splitlines breaks a line and Python's tokenizer does not
 ODD_BREAKS = re.compile("[\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029]")
@@ -121,7 +121,7 @@ class GuestShell(compat.QuietShell, ZMQInteractiveShell):
 
     def __init__(self, **options: Any) -> None:
         compat.without_database()
-        super().__init__(**options)
+        super().__init__(**{**options, "compiler_class": CellCompiler})
         self.db = compat.MemoryStore()
         self._keep_blank_lines()
 
@@ -212,6 +212,7 @@ class GuestShell(compat.QuietShell, ZMQInteractiveShell):
     def report(self, value: BaseException, tb: Any, *, only: bool = False) -> Failure:
         """Publish `value` as an `error` message, and keep it for the reply."""
         failure = render(value, tb, only=only)
+        cut(tb)
         self._showtraceback(type(value), value, failure.lines, failure)
         return failure
 
@@ -257,7 +258,7 @@ class GuestShell(compat.QuietShell, ZMQInteractiveShell):
                 process.wait()
             raise
         self.user_ns["_exit_code"] = code
-        if code and self.system_raise_on_error:
+        if code and getattr(self, "system_raise_on_error", False):  # IPython 9
             raise subprocess.CalledProcessError(code, cmd)
 
     def ask_exit(self) -> None:

@@ -73,6 +73,17 @@ def render(value: BaseException, tb: Any, *, only: bool = False) -> Failure:
     return Failure(plain(ename), _bounded(plain(evalue), MAX_TEXT), lines)
 
 
+def cut(tb: Any) -> None:
+    """Take our own frames off a traceback's end: kept, they would keep the cell's pipes open."""
+    last = None
+    while tb is not None:
+        if not tb.tb_frame.f_code.co_filename.startswith(_machinery):
+            last = tb
+        tb = tb.tb_next
+    if last is not None:
+        last.tb_next = None
+
+
 def plain(text: str) -> str:
     """`text` without terminal sequences, and with lone surrogates shown escaped."""
     return _ANSI.sub("", text).encode("utf-8", "backslashreplace").decode()

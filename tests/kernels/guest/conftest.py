@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -20,6 +21,8 @@ from typing import Any
 import pytest
 import zmq
 from jupyter_client.session import Session
+
+import measured
 
 GUEST = Path(__file__).parents[3] / "kernels" / "replsvc_kernels" / "guest"
 PYTHON = os.environ.get("REPLSVC_TEST_GUEST_PYTHON", sys.executable)
@@ -110,6 +113,7 @@ class Guest:
             "TERM": "dumb",
             "LANG": "C.UTF-8",
             "PYTHONNOUSERSITE": "1",
+            **measured.variables(),
         }
         env.update(hello.pop("env", {}))
         self.process = subprocess.Popen(
@@ -241,6 +245,11 @@ class Guest:
         return self.session.recv(self.iopub)[1]
 
     def close(self) -> None:
+        if measured.variables():
+            # a killed one saves no count; one that is stuck has none worth waiting for
+            self.process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(2)
         self.process.kill()
         self.process.wait()
         self.host.close()
