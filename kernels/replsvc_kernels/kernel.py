@@ -55,6 +55,25 @@ class KernelInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class Resources:
+    """What a kernel's processes may use; None sets no limit. Only isolating backends set limits."""
+
+    memory_bytes: int | None = None
+    processes: int | None = None
+    open_files: int | None = None
+    file_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HostMount:
+    """A file or directory of the host that an isolated kernel sees below its workspace."""
+
+    source: str
+    target: str
+    writable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchSpec:
     """What to launch. Directories exist already and are the caller's to remove.
 
@@ -62,6 +81,7 @@ class LaunchSpec:
     - `python`: interpreter for the guest; ignored by kernelspec backends.
     - `env`: every environment variable that the caller declares; nothing else is inherited.
     - `startup_timeout_s`: from launch to ready, else `LaunchTimeout`.
+    - `resources`, `mounts`: for backends that isolate.
     - `close_grace_s`: what a polite shutdown gets before the tree is killed.
     """
 
@@ -71,6 +91,8 @@ class LaunchSpec:
     startup_timeout_s: float = 60.0
     close_grace_s: float = 1.0
     limits: Limits = field(default_factory=Limits)
+    resources: Resources = field(default_factory=Resources)
+    mounts: tuple[HostMount, ...] = ()
 
 
 class Cell(ABC):

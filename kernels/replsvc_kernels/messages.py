@@ -83,10 +83,16 @@ Output = Stream | DisplayData | ExecuteResult | ClearOutput
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How a kernel's process ended: `code` on a plain exit, `signal` when a signal ended it."""
+    """How a kernel's process ended: `code` on a plain exit, `signal` when a signal ended it.
+
+    `cause` names the limit that ended it, where one did, with the limit and the most that was used.
+    """
 
     code: int | None = None
     signal: int | None = None
+    cause: Literal["oom"] | None = None
+    limit: int | None = None
+    peak: int | None = None
 
     def __str__(self) -> str:
         """Say it as a sentence's end: `exit code 3`, `signal 9 (SIGKILL)`."""

@@ -57,7 +57,5 @@ class ProcessBackend(Backend):
                         [keep],
                         ends.stdio,
                     )
-                async with guest_kernel(
-                    ends, process, nursery, spec, "none", deadline
-                ) as kernel:
+                async with guest_kernel(ends, process, nursery, spec, "none", deadline) as kernel:
                     yield kernel

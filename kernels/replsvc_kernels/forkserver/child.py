@@ -13,6 +13,7 @@ import tempfile
 from typing import Any
 
 from _replsvc_sandbox import (
+    cgroups,
     close_fds,
     credentials,
     landlock,
@@ -23,11 +24,13 @@ from _replsvc_sandbox import (
     session_root,
 )
 
-# The guest's socket, stdout and stderr arrive in this order, then the cgroups' files.
+# The guest's socket, stdout and stderr arrive in this order, then the cgroups' files, then mounts.
 GUEST, OUT, ERR = range(3)
 
 
-def become_kernel(app: Any, root: Any, request: dict[str, Any], fds: list[int], single: bool) -> None:
+def become_kernel(
+    app: Any, root: Any, request: dict[str, Any], fds: list[int], single: bool
+) -> None:
     """Never returns: the process ends as a kernel. `root` is the server's `ServerRoot`.
 
     A step that fails is told to the host through the guest's socket.
@@ -36,17 +39,14 @@ def become_kernel(app: Any, root: Any, request: dict[str, Any], fds: list[int], 
 
     link = None
     try:
-        for fd in fds[ERR + 1 :]:
-            os.write(fd, b"0")  # zero is whoever writes
+        joins = fds[ERR + 1 : ERR + 1 + request["joins"]]
+        cgroups.join(joins)
+        for fd in joins:
+            os.close(fd)
         os.dup2(fds[OUT], 1)
         os.dup2(fds[ERR], 2)
         link = HostLink(fds[GUEST])
-        if root is not None:
-            _isolate(root, request, single, keep=fds[GUEST])
-        else:
-            os.setsid()
-            os.chdir(request["workspace"])
-            close_fds.close_fds((0, 1, 2, fds[GUEST]))
+        _isolate(root, request, single, fds[ERR + 1 + len(joins) :], keep=fds[GUEST])
         _adopt_environment(request["env"])
         app.plumb(link)
     except BaseException as error:  # noqa: BLE001 - whatever it is, the host must hear of it
@@ -57,7 +57,9 @@ def become_kernel(app: Any, root: Any, request: dict[str, Any], fds: list[int], 
     os._exit(0)
 
 
-def _isolate(root: Any, request: dict[str, Any], single: bool, keep: int) -> None:
+def _isolate(
+    root: Any, request: dict[str, Any], single: bool, mounts: list[int], keep: int
+) -> None:
     user = request["user"]
     namespaces.enter_session_namespaces("session")
     session_root.build(
@@ -68,6 +70,10 @@ def _isolate(root: Any, request: dict[str, Any], single: bool, keep: int) -> Non
             run=request["run"],
             tmp_bytes=request["tmp_bytes"],
             shared_memory_bytes=request["shared_memory_bytes"],
+            shown=[
+                session_root.Shown(fd, one["target"], one["writable"])
+                for fd, one in zip(mounts, request["shown"])
+            ],
         ),
     )
     if request.get("give"):

@@ -31,9 +31,7 @@ class Control:
         descriptors = array.array("i")
         size = socket.CMSG_SPACE(MAX_DESCRIPTORS * descriptors.itemsize)
         try:
-            data, ancillary, _, _ = self._socket.recvmsg(
-                MAX_PACKET, size, socket.MSG_CMSG_CLOEXEC
-            )
+            data, ancillary, _, _ = self._socket.recvmsg(MAX_PACKET, size, socket.MSG_CMSG_CLOEXEC)
         except ConnectionError:
             return None
         for level, kind, payload in ancillary:

@@ -20,7 +20,7 @@ import signal
 import traceback
 from typing import Any
 
-from _replsvc_sandbox import init, namespaces, server_root
+from _replsvc_sandbox import init, landlock, namespaces, server_root
 
 from . import child
 from .control import Control, close_all
@@ -41,6 +41,17 @@ def main(fd: int) -> int:
     return server.serve()
 
 
+def _staging(own: str, needed: list[str]) -> str:
+    """Where to build the root: a directory that any user can reach, and that nothing needed is in.
+
+    The mount is seen in our own namespace only. `own` may lie where only the host's user can go.
+    """
+    for path in ("/mnt", "/media", "/srv"):
+        if os.path.isdir(path) and not any(f"{one}/".startswith(f"{path}/") for one in needed):
+            return path
+    return own
+
+
 def _one_line(error: BaseException) -> str:
     if isinstance(error, ImportError):
         return f"{error}; the environment needs ipykernel, and what it preloads"
@@ -55,8 +66,7 @@ class _Server:
         self._inits: dict[int, int] = {}
         self._root: Any = None
         self._single = config.get("how") == namespaces.SINGLE
-        if config.get("how") != "none":
-            self._enter(config, descriptors)
+        self._enter(config, descriptors)
         # Set before libraries read them: a thread more, and no fork would be safe.
         for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
             os.environ.setdefault(name, "1")
@@ -65,7 +75,7 @@ class _Server:
             importlib.import_module(name)
         self._warm()
         namespaces.assert_one_thread()
-        self._init = init.prepare() if self._root is not None else None
+        self._init = init.prepare()
         self._home = namespaces.open_own("pid")
         self._wakeup, wakeup = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
@@ -73,13 +83,15 @@ class _Server:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         gc.collect()
         gc.freeze()
-        control.say({"ready": True, "pid": os.getpid(), "isolated": self._root is not None})
+        ready = {"landlock": landlock.supported(), "own_ids": not self._single}
+        control.say({"ready": True, "pid": os.getpid(), **ready})
 
     def _enter(self, config: dict[str, Any], descriptors: list[int]) -> None:
         """User, mount and pid namespaces of the server, and its read-only root."""
         how = config["how"]
         namespaces.assert_one_thread()
-        staging, paths, sessions = config["staging"], config["paths"], config["sessions"]
+        paths, sessions = config["paths"], config["sessions"]
+        staging = _staging(config["staging"], [*paths, sessions])
         if how == namespaces.ROOT:
             namespaces.unshare(namespaces.NEWNS)
             self._root = server_root.build(staging, paths, sessions)
@@ -140,9 +152,8 @@ class _Server:
         number = request["fork"]
         init_pid = 0
         try:
-            if self._root is not None:
-                namespaces.new_pid_namespace_for_children()
-                init_pid = init.spawn(self._init)
+            namespaces.new_pid_namespace_for_children()
+            init_pid = init.spawn(self._init)
             pid = os.fork()
         except OSError as error:
             self._control.say({"refused": number, "error": _one_line(error)})
@@ -157,15 +168,13 @@ class _Server:
         self._come_home()
         close_all(descriptors)
         self._kernels[pid] = number
-        if init_pid:
-            self._inits[init_pid] = number
-        handles = [os.pidfd_open(one) for one in (pid, init_pid) if one]
+        self._inits[init_pid] = number
+        handles = [os.pidfd_open(one) for one in (pid, init_pid)]
         self._control.say({"forked": number, "pid": pid}, handles)
         close_all(handles)
 
     def _come_home(self) -> None:
-        if self._root is not None:
-            namespaces.setns(self._home, namespaces.NEWPID)
+        namespaces.setns(self._home, namespaces.NEWPID)
 
     def _interrupt(self, number: int) -> None:
         for pid, known in self._kernels.items():
