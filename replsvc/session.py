@@ -130,7 +130,7 @@ class Session:
             raise first
 
     async def stop_work(self) -> None:
-        """Refuse new calls, end those that wait or run, and wait until each has its result."""
+        """Refuse new calls, end those that wait or run with a result each, then the kernel."""
         self._closing = True
         for run in self.turns.waiting():
             run.control.cancel()
@@ -138,6 +138,8 @@ class Session:
             holder.control.end("closed")
         for run in list(self._runs.values()):
             await run.wait_ended()
+        # Released and not cancelled: a kernel that is asked to end runs its exit handlers.
+        await self._slot.release()
 
     def _started(self, started: Started) -> None:
         self._reports = {report.name: report for report in started.reports}

@@ -296,3 +296,9 @@ async def test_any_kernelspec_can_be_a_sessions_kernel(
             kernel="bash", extensions=[Extension(code="x = 1", name="ext")]
         ):
             pass
+
+
+async def test_closing_lets_exit_handlers_run(coordinator: Coordinator, tmp_path: Path) -> None:
+    async with coordinator.session() as session:
+        await session.run(f"import atexit; atexit.register(open, {str(tmp_path / 'bye')!r}, 'w')")
+    assert (tmp_path / "bye").exists()
