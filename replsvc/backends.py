@@ -3,33 +3,39 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from replsvc.config import Config, Environment, Isolation
 from replsvc.errors import (
     BackendUnavailableError,
     InvalidInputError,
     IsolationUnavailableError,
+    StartupTimeoutError,
 )
 from replsvc.session_values import SessionRequest
 from replsvc_kernels.backends.base import Backend
+from replsvc_kernels.backends.forkserver import ForkServers
+from replsvc_kernels.backends.process import ProcessBackend
+from replsvc_kernels.kernel import LaunchError, LaunchTimeout
 
+UNPROTECTED = (
+    "To run code as your own user, unprotected, ask for it by name: --isolation none "
+    "(isolation = \"none\" in replsvc.toml, Config(isolation='none') in Python)."
+)
 _RANK: dict[Isolation, int] = {"none": 0, "best": 1, "required": 2}
 
 
 def isolation_of(config: Config, request: SessionRequest) -> Isolation:
-    """The isolation in force. Raises for what can't be given: nothing runs unsandboxed silently."""
+    """The isolation that is asked for; raises for less than the operator's."""
     asked = request.isolation or config.isolation
     if _RANK[asked] < _RANK[config.isolation]:
         raise InvalidInputError(
             f"isolation {asked!r} is less than the operator's {config.isolation!r}.",
             hint="Leave it out, or ask for more.",
-        )
-    if asked != "none":
-        raise IsolationUnavailableError(
-            f"isolation {asked!r} can't be given: this version has no isolation layer yet.",
-            hint="To run code as your own user, unprotected, ask for it by name: --isolation none "
-            "(isolation = \"none\" in replsvc.toml, Config(isolation='none') in Python).",
         )
     return asked
 
@@ -65,13 +71,66 @@ def interpreter(environment: Environment) -> str:
     return str(path)
 
 
-def backend_of(request: SessionRequest, runtime_dir: Path | None) -> Backend:
-    """The backend for this request: our guest, or any installed kernelspec."""
-    directory = None if runtime_dir is None else str(runtime_dir)
-    if request.kernel is None:
-        from replsvc_kernels.backends.process import ProcessBackend  # noqa: PLC0415 - lazy
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A session's backend, what its kernels are kept apart by, and which layers are missing."""
 
-        return ProcessBackend(directory)
-    from replsvc_kernels.backends.provisioner import ProvisionerBackend  # noqa: PLC0415 - lazy
+    backend: Backend
+    isolation: Literal["none", "partial", "full"]
+    missing: tuple[str, ...] = ()
 
-    return ProvisionerBackend(request.kernel, directory)
+
+class Backends:
+    """The backends of one coordinator. `running` keeps the fork servers of those that isolate."""
+
+    def __init__(self, config: Config, runtime: Path, sessions: Path) -> None:
+        self._config, self._runtime = config, runtime
+        self._servers = ForkServers(runtime, sessions, config.limits.startup_timeout_s)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Fork servers live as long as the body."""
+        async with self._servers.running():
+            yield
+
+    async def choose(self, request: SessionRequest) -> Chosen:
+        """The backend for this request. Nothing runs unsandboxed silently.
+
+        Raises `IsolationUnavailableError` for isolation that can't be given, saying which layer is
+        missing, `BackendUnavailableError` for an environment or kernelspec that can't be used.
+        """
+        isolation = isolation_of(self._config, request)
+        environment = environment_of(self._config, request)
+        python = interpreter(environment)
+        if isolation == "none":
+            return Chosen(self._plain(request), "none")
+        if request.kernel is not None:
+            raise IsolationUnavailableError(
+                f"kernel {request.kernel!r} is not ours, and can't be isolated by this version.",
+                hint=UNPROTECTED,
+            )
+        backend = self._servers.backend(python, environment.preload, environment.env)
+        try:
+            missing = await backend.missing()
+        except LaunchTimeout as error:
+            raise StartupTimeoutError(
+                f"{error}.", hint="Look at what the environment does at start."
+            ) from error
+        except LaunchError as error:
+            raise IsolationUnavailableError(
+                f"isolation {isolation!r} can't be given here: {error}.",
+                hint=f"`replsvc doctor` says what is missing, and what to do. {UNPROTECTED}",
+            ) from error
+        if isolation == "required" and missing:
+            raise IsolationUnavailableError(
+                f"isolation 'required' can't be given here. Missing: {'; '.join(missing)}.",
+                hint="`replsvc doctor` says what to do; isolation 'best' does without these.",
+            )
+        return Chosen(backend, "partial" if missing else "full", missing)
+
+    def _plain(self, request: SessionRequest) -> Backend:
+        if request.kernel is None:
+            return ProcessBackend(str(self._runtime))
+        from replsvc_kernels.backends.provisioner import ProvisionerBackend  # noqa: PLC0415 - lazy
+
+        return ProvisionerBackend(request.kernel, str(self._runtime))

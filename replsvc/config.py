@@ -50,7 +50,23 @@ class Limits(Section):
     max_output_lines: int = Field(
         default=2_000, ge=10, description="model view of one call's output"
     )
+    memory_bytes: int | None = Field(
+        default=1024 * MiB, ge=64 * MiB, description="memory of one session, without swap; isolated"
+    )
+    processes: int | None = Field(
+        default=256, ge=16, description="processes and threads of one session; isolated"
+    )
+    open_files: int | None = Field(
+        default=1_024, ge=64, description="files that one process has open; isolated"
+    )
+    file_bytes: int | None = Field(
+        default=1024 * MiB, gt=0, description="one file that a session writes; isolated"
+    )
     max_log_bytes: int = Field(default=64 * MiB, gt=0, description="log of one call's output")
+
+
+ISOLATED_LIMITS = ("memory_bytes", "processes", "open_files", "file_bytes")
+"""Those that only an isolated session is held to; others do not have them."""
 
 
 class Environment(Section):

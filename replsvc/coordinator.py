@@ -11,6 +11,7 @@ import secrets
 import shutil
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -19,8 +20,8 @@ import trio
 from pydantic import ValidationError
 
 from replsvc import workspace
-from replsvc.backends import backend_of, environment_of, interpreter, isolation_of
-from replsvc.config import Config, Limits
+from replsvc.backends import Backends, Chosen, environment_of, interpreter
+from replsvc.config import ISOLATED_LIMITS, Config, Limits
 from replsvc.errors import (
     BackendUnavailableError,
     ConflictError,
@@ -43,7 +44,7 @@ from replsvc.session_values import Mount, SessionRequest, lower_limits
 from replsvc.store.log import EventLog
 from replsvc.store.records import SessionRecord
 from replsvc_kernels.background import background_nursery
-from replsvc_kernels.kernel import LaunchSpec
+from replsvc_kernels.kernel import HostMount, LaunchSpec, Resources
 
 log = structlog.get_logger("replsvc")
 
@@ -108,10 +109,13 @@ class Coordinator:
         self._runtime = await trio.to_thread.run_sync(runtime.__enter__)
         root = self.config.data or self._runtime / "data"
         self._workspaces = root / "workspaces"
+        self._backends = Backends(self.config, self._runtime, self._workspaces)
         try:
             async with EventLog.open(root, durability=self.config.durability) as self.log:
                 await self._end_what_an_earlier_run_left()
-                async with background_nursery() as self._nursery:
+                # Sessions' users pass through it, each to its own directory.
+                await trio.to_thread.run_sync(_make_passable, self._workspaces)
+                async with self._backends.running(), background_nursery() as self._nursery:
                     try:
                         yield
                     finally:
@@ -215,7 +219,6 @@ class Coordinator:
         """Check and resolve everything that can be, before anything changes."""
         if request.id is not None:
             await self._check_unused(session_id)
-        isolation = isolation_of(self.config, request)
         environment = environment_of(self.config, request)
         python = interpreter(environment)
         try:
@@ -237,20 +240,30 @@ class Coordinator:
                 f"{', '.join(code.name for code in setup)} can't run in it.",
                 hint="Leave the extensions out, or use the default kernel.",
             )
-        directory = self._workspaces / session_id
+        chosen = await self._backends.choose(request)
+        if chosen.isolation == "none":
+            # Nothing holds a plain process to these: what is not in force is not said.
+            limits = limits.model_copy(update=dict.fromkeys(ISOLATED_LIMITS))
+        directory = self._workspaces / session_id / "work"
         spec = LaunchSpec(
             workspace=str(directory),
             python=python,
             env={**environment.env, **request.env},
             startup_timeout_s=limits.startup_timeout_s,
+            resources=Resources(
+                limits.memory_bytes, limits.processes, limits.open_files, limits.file_bytes
+            ),
+            mounts=tuple(
+                HostMount(str(workspace.source_of(one)), one.target, one.writable) for one in mounts
+            ),
         )
-        plan = KernelPlan(backend_of(request, self._runtime), spec, setup, limits.setup_timeout_s)
+        plan = KernelPlan(chosen.backend, spec, setup, limits.setup_timeout_s)
 
         async def facts() -> BaseFacts:
-            return await self._describe(python, request, limits)
+            return await self._describe(python, request, limits, chosen)
 
         return SessionParts(
-            session_id, request, TENANT, limits, isolation, resolved, plan, directory, mounts,
+            session_id, request, TENANT, limits, chosen, resolved, plan, directory, mounts,
             self.log, facts,
         )  # fmt: skip
 
@@ -262,7 +275,9 @@ class Coordinator:
         raise ConflictError(f"session {session_id} existed and was closed.", hint="Use another id.")
 
     async def _start(self, parts: SessionParts, mark: str) -> Session:
-        await trio.to_thread.run_sync(workspace.make, parts.workspace, parts.request, parts.mounts)
+        for mount in parts.mounts:
+            workspace.check_mount(mount)
+        await trio.to_thread.run_sync(workspace.make, parts.workspace, parts.request, parts.links)
         session = Session(parts)
         record = SessionRecord(
             id=parts.id,
@@ -311,7 +326,9 @@ class Coordinator:
             self._marks.pop(session.id, None)
             await self._forget(session, delete=False)
 
-    async def _describe(self, python: str, request: SessionRequest, limits: Limits) -> BaseFacts:
+    async def _describe(
+        self, python: str, request: SessionRequest, limits: Limits, chosen: Chosen
+    ) -> BaseFacts:
         facts = EnvironmentFacts("", ())
         if request.kernel is None:
             async with self._probing:
@@ -325,8 +342,9 @@ class Coordinator:
             timeout_s=limits.timeout_s,
             max_output_bytes=limits.max_output_bytes,
             max_output_lines=limits.max_output_lines,
-            network=True,
-            isolation="none",
+            memory_bytes=limits.memory_bytes,
+            network=chosen.isolation == "none",
+            isolation=chosen.isolation,
             packages=facts.packages,
         )
 
@@ -378,6 +396,17 @@ class Coordinator:
         except StorageError as error:
             log.warning("session's end could not be recorded", session=session.id, error=str(error))
         self.log.forget(session.id)
+
+
+def _make_passable(path: Path) -> None:
+    """Make a directory that others may pass through and not list. Raises `StorageError`."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        path.chmod(0o711)
+    except OSError as error:
+        raise StorageError(
+            f"{path} can't be made: {error.strerror}.", hint="Look at the disk and its permissions."
+        ) from error
 
 
 def _check_same(session_id: str, mark: str, theirs: str) -> None:

@@ -19,6 +19,7 @@ from typing import Any, Literal
 import trio
 
 from replsvc import repl, workspace
+from replsvc.backends import Chosen
 from replsvc.call_log import CallLog
 from replsvc.calls import Call, CallRequest, Draft, utc_now
 from replsvc.cell import CellEnd
@@ -64,7 +65,7 @@ class SessionParts:
     request: SessionRequest
     tenant: str
     limits: Limits
-    isolation: str
+    chosen: Chosen
     extensions: tuple[ResolvedExtension, ...]
     plan: KernelPlan
     workspace: Path
@@ -72,6 +73,11 @@ class SessionParts:
     log: EventLog
     facts: Callable[[], Any]
     """Coroutine function: the facts of its description, `BaseFacts`."""
+
+    @property
+    def links(self) -> tuple[Mount, ...]:
+        """Mounts that are links in the workspace, where there is no mount namespace for them."""
+        return self.mounts if self.chosen.isolation == "none" else ()
 
 
 class Session:
@@ -403,7 +409,7 @@ class Session:
         self._check_open()
         await self._end_kernel("restarted")
         parts = self._parts
-        await trio.to_thread.run_sync(workspace.make, parts.workspace, parts.request, parts.mounts)
+        await trio.to_thread.run_sync(workspace.make, parts.workspace, parts.request, parts.links)
         await self._slot.acquire()
         self._event("session_changed", reason="reset", generation=self._slot.generation)
 
@@ -448,7 +454,8 @@ class Session:
             state=self._state,
             backend=request.backend or "local",
             kernel=request.kernel,
-            isolation=self._parts.isolation,
+            isolation=self._parts.chosen.isolation,
+            isolation_missing=self._parts.chosen.missing,
             lifetime=request.lifetime,
             environment=request.environment,
             created_at=self.created_at,
@@ -471,4 +478,4 @@ class Session:
 
     async def remove_workspace(self) -> None:
         """Remove what the session's processes wrote; they have ended."""
-        await trio.to_thread.run_sync(shutil.rmtree, self._parts.workspace, True)
+        await trio.to_thread.run_sync(shutil.rmtree, self._parts.workspace.parent, True)

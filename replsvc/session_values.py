@@ -146,6 +146,7 @@ class SessionInfo(Value):
     backend: str
     kernel: str | None
     isolation: str
+    isolation_missing: tuple[str, ...] = ()
     lifetime: Lifetime
     environment: str | None
     created_at: datetime

@@ -19,7 +19,9 @@ def make(path: Path, request: SessionRequest, mounts: tuple[Mount, ...] = ()) ->
     """
     try:
         shutil.rmtree(path, ignore_errors=True)
-        path.mkdir(mode=0o700, parents=True)
+        # The session's user passes through it; the workspace itself is for that user alone.
+        path.parent.mkdir(mode=0o711, exist_ok=True)
+        path.mkdir(mode=0o700)
         for mount in mounts:
             _mount(path, mount)
         for name, content in request.files.items():
@@ -49,10 +51,21 @@ def _write(root: Path, name: str, content: bytes) -> None:
         file.write(content)
 
 
-def _mount(root: Path, mount: Mount) -> None:
-    source = Path(mount.source).expanduser().absolute()
+def source_of(mount: Mount) -> Path:
+    """The absolute path of what a mount shows."""
+    return Path(mount.source).expanduser().absolute()
+
+
+def check_mount(mount: Mount) -> Path:
+    """The mount's source, which is there; raises `InvalidInputError` if not."""
+    source = source_of(mount)
     if not source.exists():
         raise InvalidInputError(f"mount: there is no {source}.", hint="Give a path that exists.")
+    return source
+
+
+def _mount(root: Path, mount: Mount) -> None:
+    source = check_mount(mount)
     target = root / mount.target
     target.parent.mkdir(parents=True, exist_ok=True)
     # Without isolation there is no mount namespace: a link shows it, and nothing can keep a

@@ -13,13 +13,22 @@ from replsvc.session import Session
 MakeConfig = Callable[..., Config]
 
 
+@pytest.fixture(
+    params=["none", pytest.param("best", marks=pytest.mark.needs("userns"))],
+    ids=["plain", "isolated"],
+)
+def isolation(request: pytest.FixtureRequest) -> str:
+    """Each rule holds for plain processes and for isolated ones."""
+    return str(request.param)
+
+
 @pytest.fixture
-def make_config() -> MakeConfig:
-    """Settings for tests: no isolation, short graces."""
+def make_config(isolation: str) -> MakeConfig:
+    """Settings for tests: short graces."""
 
     def make(**limits: object) -> Config:
         return Config(
-            isolation="none",
+            isolation=isolation,
             limits=Limits.model_validate({"interrupt_grace_s": 0.5, **limits}),
         )
 

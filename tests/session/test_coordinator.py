@@ -31,6 +31,8 @@ from replsvc.session import Session
 from replsvc.session_values import Mount, SessionRequest
 
 MakeConfig = Callable[..., Config]
+# Looks at the kernel's processes or files with the host's eyes, or starts what can't be isolated.
+plain = pytest.mark.parametrize("isolation", ["none"])
 
 
 async def test_twenty_openings_of_one_id_give_one_session_and_one_kernel(
@@ -81,20 +83,32 @@ async def test_waiting_openers_get_the_failure_of_the_first(coordinator: Coordin
     assert (await session.run("1")).text == "=> 1"
 
 
-@pytest.mark.parametrize("isolation", ["best", "required"])
-async def test_nothing_runs_unsandboxed_unless_asked_by_name(isolation: str) -> None:
-    config = Config.model_validate({"isolation": isolation})
-    async with Coordinator(config) as coordinator:
-        with pytest.raises(IsolationUnavailableError, match="--isolation none"):
-            await coordinator.open(SessionRequest())
+async def test_less_isolation_than_the_operators_is_refused() -> None:
+    async with Coordinator(Config(isolation="best")) as coordinator:
         with pytest.raises(InvalidInputError, match="less than the operator's"):
             await coordinator.open(SessionRequest(isolation="none"))
         assert coordinator.list() == ()
 
 
-async def test_more_isolation_than_there_is_is_refused(coordinator: Coordinator) -> None:
-    with pytest.raises(IsolationUnavailableError, match="best"):
-        await coordinator.open(SessionRequest(isolation="best"))
+async def test_nothing_runs_unsandboxed_where_isolation_can_not_be_had(tmp_path: Path) -> None:
+    # An environment that lies in a home directory's secrets can't be shown to sessions.
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\nexit 4\n")
+    broken.chmod(0o755)
+    for isolation in ("best", "required"):
+        config = Config.model_validate(
+            {"isolation": isolation, "environments": {"default": {"python": broken}}}
+        )
+        async with Coordinator(config) as coordinator:
+            with pytest.raises(IsolationUnavailableError, match="--isolation none"):
+                await coordinator.open(SessionRequest())
+            assert coordinator.list() == ()
+
+
+async def test_a_kernel_that_is_not_ours_does_not_run_where_isolation_is_asked_for() -> None:
+    async with Coordinator(Config(isolation="best")) as coordinator:
+        with pytest.raises(IsolationUnavailableError, match="can't be isolated"):
+            await coordinator.open(SessionRequest(kernel="python3"))
 
 
 @pytest.mark.parametrize(
@@ -158,6 +172,7 @@ async def test_a_kernel_that_never_gets_ready_is_a_startup_timeout_and_leaves_no
             await coordinator.open(SessionRequest(id="late"))
 
 
+@plain
 async def test_an_interpreter_that_ends_at_once_is_explained_with_its_last_words(
     make_config: MakeConfig, tmp_path: Path
 ) -> None:
@@ -178,6 +193,7 @@ async def test_a_missing_interpreter_is_named(make_config: MakeConfig, tmp_path:
             await coordinator.open(SessionRequest())
 
 
+@plain
 async def test_a_mount_shows_the_hosts_files(coordinator: Coordinator, tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_text("a,b\n")
     mounts = [Mount.parse(f"{tmp_path}:data/here")]
@@ -189,6 +205,7 @@ async def test_a_mount_shows_the_hosts_files(coordinator: Coordinator, tmp_path:
             pass
 
 
+@plain
 async def test_closing_leaves_no_process_file_or_socket(coordinator: Coordinator) -> None:
     session = await coordinator.open(SessionRequest())
     code = (
@@ -278,6 +295,7 @@ async def test_sessions_of_a_killed_coordinator_are_found_stopped(tmp_path: Path
         assert not (tmp_path / "data" / "workspaces" / "left").exists()
 
 
+@plain
 async def test_any_kernelspec_can_be_a_sessions_kernel(
     coordinator: Coordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -298,6 +316,7 @@ async def test_any_kernelspec_can_be_a_sessions_kernel(
             pass
 
 
+@plain
 async def test_closing_lets_exit_handlers_run(coordinator: Coordinator, tmp_path: Path) -> None:
     async with coordinator.session() as session:
         await session.run(f"import atexit; atexit.register(open, {str(tmp_path / 'bye')!r}, 'w')")

@@ -15,7 +15,6 @@ from typing import Literal
 from replsvc_kernels.kernel import Kernel, LaunchSpec
 from replsvc_kernels.messages import Exit
 
-
 Isolation = Literal["none", "full", "partial", "external"]
 """How a kernel is kept apart: not, by every layer, by those that the machine gives, by others."""
 

@@ -1,7 +1,7 @@
 """An environment's fork server over time: started when first needed, replaced when it dies.
 
-Live kernels do not notice that: they are held by descriptors, and the keeper above the server lives on.
-Server and keeper end with us: they hold the other ends of what we hold.
+Live kernels do not notice that: they are held by descriptors, and the keeper above the server lives
+on. Server and keeper end with us: they hold the other ends of what we hold.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ import trio
 from replsvc_kernels.backends.forked import ForkedProcess
 from replsvc_kernels.backends.process import check_python
 from replsvc_kernels.backends.surroundings import kernel_environment
-from replsvc_kernels.kernel import LaunchError, LaunchSpec
+from replsvc_kernels.kernel import LaunchError, LaunchSpec, LaunchTimeout
 from replsvc_kernels.messages import Exit
 from replsvc_kernels.sandbox.environment import read_only_paths
 from replsvc_kernels.sandbox.session_root import TMP, WORK
 
 DIRECTORY = Path(__file__).parent.parent
-SERVER_START_S = 60.0
 # Ids from here on are for sessions' users, as root: far above what systems give to anybody.
 FIRST_UID = 1_879_048_192
 
@@ -46,13 +45,14 @@ class ServerSpec:
     sessions: str
     staging: str
     how: str
+    start_timeout_s: float = 60.0
     preload: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """What a server could set up: Landlock's ABI (0 is none), and whether each session has an id."""
+    """What a server could set up: Landlock's ABI (0: none), whether each session has an id."""
 
     landlock: int
     own_ids: bool
@@ -70,7 +70,7 @@ class ForkServer:
         self._answers: dict[int, tuple[int, int] | str] = {}
         self._processes: dict[int, ForkedProcess] = {}
         self._wanted, self._changed = trio.Event(), trio.Event()
-        self._failure: LaunchError | None = None
+        self._failure: LaunchError | LaunchTimeout | None = None
         self.pid: int | None = None
 
     # The server's process
@@ -82,7 +82,7 @@ class ForkServer:
             self._wanted = trio.Event()
             try:
                 await self._one_server()
-            except LaunchError as error:
+            except (LaunchError, LaunchTimeout) as error:
                 self._failure = error
             finally:
                 self._control = self.pid = None
@@ -137,7 +137,10 @@ class ForkServer:
 
     async def _config(self, python: str) -> dict[str, Any]:
         try:
-            paths = await trio.to_thread.run_sync(read_only_paths, python)
+            limit = self._spec.start_timeout_s
+            paths = await trio.to_thread.run_sync(read_only_paths, python, limit)
+        except TimeoutError as error:
+            raise LaunchTimeout(str(error)) from error
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             raise LaunchError(f"{python} can't be shown to sessions: {error}") from error
         return {
@@ -151,8 +154,12 @@ class ForkServer:
 
     async def _hear(self, control: socket.socket) -> None:
         ready: dict[str, Any] = {}
-        with trio.move_on_after(SERVER_START_S):
+        with trio.move_on_after(self._spec.start_timeout_s) as start:
             ready, _ = await _receive(control)
+        if start.cancelled_caught:
+            raise LaunchTimeout(
+                f"the fork server was not ready after {self._spec.start_timeout_s:g} s"
+            )
         if not ready.get("ready"):
             raise LaunchError(
                 f"the fork server can't start: {ready.get('error', 'it ended without a word')}"
@@ -220,9 +227,12 @@ class ForkServer:
         process = self._processes[number] = ForkedProcess(
             *answer,
             interrupt=lambda: self._interrupt(number),
-            forget=lambda: self._processes.pop(number, None) and None,
+            forget=lambda: self._forget(number),
         )
         return process
+
+    def _forget(self, number: int) -> None:
+        self._processes.pop(number, None)
 
     def _interrupt(self, number: int) -> bool:
         if self._control is None:

@@ -32,11 +32,12 @@ def how_ids_are_given() -> str:
 
 
 class ForkServers:
-    """All fork servers of a coordinator, with what their sessions share: directory, ids, cgroups."""
+    """All fork servers of a coordinator, and what their sessions share: ids, control groups."""
 
-    def __init__(self, runtime: Path, sessions: Path) -> None:
+    def __init__(self, runtime: Path, sessions: Path, start_timeout_s: float = 60.0) -> None:
         """`runtime` is private and short-lived; `sessions` holds the sessions' directories."""
-        self._runtime, self.sessions = runtime, sessions
+        self._runtime, self.sessions, self._start_timeout_s = runtime, sessions, start_timeout_s
+        self._looked_for_cgroups = False
         self.how = how_ids_are_given()
         self._servers: dict[tuple[object, ...], ForkServer] = {}
         self._users: set[int] = set()
@@ -48,16 +49,22 @@ class ForkServers:
     async def running(self) -> AsyncIterator[ForkServers]:
         """Servers, and the groups of their sessions, live as long as the body."""
         try:
-            self.cgroups = await trio.to_thread.run_sync(cgroups.CgroupRoot.detect)
-        except cgroups.CgroupsUnavailableError as error:
-            self.cgroups_missing = str(error)
-        try:
             async with background_nursery() as self._nursery:
                 yield self
         finally:
             if self.cgroups is not None:
                 with trio.CancelScope(shield=True):
                     await trio.to_thread.run_sync(self.cgroups.close)
+
+    async def find_cgroups(self) -> None:
+        """Make our part of the control groups, if this machine lets us; once."""
+        if self._looked_for_cgroups:
+            return
+        self._looked_for_cgroups = True
+        try:
+            self.cgroups = await trio.to_thread.run_sync(cgroups.CgroupRoot.detect)
+        except cgroups.CgroupsUnavailableError as error:
+            self.cgroups_missing = str(error)
 
     def backend(
         self, python: str, preload: tuple[str, ...] = (), env: Mapping[str, str] | None = None
@@ -69,7 +76,13 @@ class ForkServers:
             staging = self._runtime / f"root{len(self._servers)}"
             staging.mkdir(mode=0o755)
             spec = ServerSpec(
-                python, str(self.sessions), str(staging), self.how, preload, env or {}
+                python,
+                str(self.sessions),
+                str(staging),
+                self.how,
+                self._start_timeout_s,
+                preload,
+                env or {},
             )
             server = self._servers[key] = ForkServer(spec)
             self._nursery.start_soon(server.run)
@@ -103,8 +116,9 @@ class ForkServerBackend(Backend):
     async def missing(self) -> tuple[str, ...]:
         """The layers that this machine does not give, each in a few words.
 
-        Raises `LaunchError` when the server can't start: then there is no isolation at all.
+        Raises `LaunchError`, `LaunchTimeout` when the server can't start: there is no isolation.
         """
+        await self._servers.find_cgroups()
         layers = await self._server.layers()
         reasons = []
         if not layers.own_ids:
@@ -130,10 +144,14 @@ class ForkServerBackend(Backend):
             stack.callback(servers.give_back, user)
             stack.callback(shutil.rmtree, run, ignore_errors=True)
             self._make_directories(run, spec.workspace, user)
+            # By descriptor: no path is too long for a unix socket that way.
+            place = os.open(run, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            stack.callback(os.close, place)
+            await servers.find_cgroups()
             group = self._group(name, spec.resources)
             if group is not None:
                 stack.callback(group.remove)
-            ends = GuestEnds(f"{run}/k", f"{RUN}/k", spec.limits.max_streams)
+            ends = GuestEnds(f"/proc/self/fd/{place}/k", f"{RUN}/k", spec.limits.max_streams)
             stack.callback(ends.pump.close)
             async with background_nursery() as nursery:
                 with ends.theirs as theirs:
@@ -226,4 +244,4 @@ def _give(path: str, user: int, group: int) -> None:
     os.chown(path, user, group)
     for directory, names, files in os.walk(path):
         for name in (*names, *files):
-            os.chown(os.path.join(directory, name), user, group, follow_symlinks=False)
+            os.chown(f"{directory}/{name}", user, group, follow_symlinks=False)

@@ -1,6 +1,6 @@
 """Start the fork server: `PYTHON .../forkserver FD`, FD being its end of a SEQPACKET socket.
 
-Siblings, the guest and the sandbox are loaded under private package names, as the guest does itself.
+Siblings, the guest and the sandbox are loaded under private package names, as the guest does it.
 """
 
 from __future__ import annotations

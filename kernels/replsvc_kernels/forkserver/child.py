@@ -1,7 +1,7 @@
-"""What a forked child does to become a session's kernel: isolation first, then sockets, then serve.
+"""What a forked child does to become a session's kernel: isolation, then sockets, then serving.
 
-The order matters, each step needs what the next takes away: cgroup, namespaces, mounts, limits, ids and
-capabilities, Landlock, seccomp. Only then are the host's key read and sockets made.
+The order matters, each step needs what the next takes away: cgroup, namespaces, mounts, limits, ids
+and capabilities, Landlock, seccomp. Only then are the host's key read and sockets made.
 """
 
 from __future__ import annotations

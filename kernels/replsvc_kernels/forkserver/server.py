@@ -5,9 +5,9 @@ Packets from the host: the configuration first, then `{"fork": ID, ...}` with de
 `{"ready": ...}` once; `{"forked": ID, "pid": N}` with the pidfds of the kernel and of its init;
 `{"exited": ID, "code": N | "signal": N}` and `{"swept": ID}`, when nothing of it is left.
 
-A keeper is pid 1 of the server's pid namespace and does nothing else: when the server dies, its kernels
-live on as the keeper's children; when the host goes away, the keeper ends and the system with it ends
-every process of every session.
+A keeper is pid 1 of the server's pid namespace and does nothing else: when the server dies, its
+kernels live on as the keeper's children; when the host goes away, the keeper ends, and with it the
+system ends every process of every session.
 """
 
 from __future__ import annotations

@@ -59,15 +59,16 @@ class EnvironmentRefused(ValueError):  # noqa: N818 - said as in: the environmen
     """An interpreter that can't be shown to sessions; the message says why and what to do."""
 
 
-def read_only_paths(python: str) -> tuple[str, ...]:
+def read_only_paths(python: str, timeout_s: float = 60.0) -> tuple[str, ...]:
     """The paths outside of `SYSTEM` that `python`, an interpreter's path, needs to run.
 
     Its prefixes, the links on the way to them, the packages that its site-packages point to
     elsewhere (of a directory on `sys.path`, only what can be imported from it), libraries. Runs the
-    interpreter for some 50 ms. Raises `EnvironmentRefused` when that fails, and when one of them
-    would show a home directory, or all of /etc, /var and the like.
+    interpreter for some 50 ms. Raises `TimeoutError` when it does not answer, and
+    `EnvironmentRefused` when that fails otherwise, or when a path would show a home directory, all
+    of /etc, /var and the like.
     """
-    found = _ask(python)
+    found = _ask(python, timeout_s)
     whole = [path for path in found["prefixes"] if not _covered(path, SYSTEM)]
     needed = [*whole, python, found["executable"][0]]
     for path in found["paths"]:
@@ -83,15 +84,17 @@ def read_only_paths(python: str) -> tuple[str, ...]:
     return tuple(path for path in chosen if not _covered(path, [c for c in chosen if c != path]))
 
 
-def _ask(python: str) -> dict[str, list[str]]:
+def _ask(python: str, timeout_s: float) -> dict[str, list[str]]:
     # Isolated: neither our environment's variables nor the user's own packages are in it.
     command = (python, "-I", "-c", _QUESTION % (_LOADING,))
     try:
         done = subprocess.run(  # noqa: S603 - the operator's own environment
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=True,
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=True,
             env={"PATH": os.defpath}, cwd="/",
         )  # fmt: skip
         answer = json.loads(done.stdout.splitlines()[-1])
+    except subprocess.TimeoutExpired:
+        raise TimeoutError(f"{python} did not answer within {timeout_s:g} s") from None
     except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
         said = getattr(error, "stderr", None) or b""
         last = said.decode(errors="replace").strip().rpartition("\n")[2] or str(error)
