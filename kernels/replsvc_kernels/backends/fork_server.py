@@ -1,7 +1,8 @@
 """An environment's fork server over time: started when first needed, replaced when it dies.
 
 Live kernels do not notice that: they are held by descriptors, and the keeper above the server lives
-on. Server and keeper end with us: they hold the other ends of what we hold.
+until the last of them has ended. Server and keeper end with us: they hold the other ends of what we
+hold.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ import signal
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import trio
 
-from replsvc_kernels.backends.forked import ForkedProcess
+from replsvc_kernels.backends.forked import ForkedProcess, host_pid
 from replsvc_kernels.backends.process import check_python
 from replsvc_kernels.backends.surroundings import kernel_environment
 from replsvc_kernels.kernel import LaunchError, LaunchSpec, LaunchTimeout
@@ -28,6 +29,11 @@ from replsvc_kernels.sandbox.environment import read_only_paths
 from replsvc_kernels.sandbox.session_root import TMP, WORK
 
 DIRECTORY = Path(__file__).parent.parent
+# Requests on their way at a time: the socket holds that many, and so do the descriptors that may be
+# in flight. It forks one after the other in any case.
+AT_A_TIME = 16
+# Mounts besides pipes and control groups; the server's end takes more than these together.
+MOST_DESCRIPTORS = 200
 # Ids from here on are for sessions' users, as root: far above what systems give to anybody.
 FIRST_UID = 1_879_048_192
 
@@ -58,6 +64,38 @@ class Layers:
     own_ids: bool
 
 
+class _Keeper:
+    """Pid 1 of a server's pid namespace, which lives until the server and its kernels have ended.
+
+    It ends when the last writer of a pipe does: we are the only one.
+    """
+
+    def __init__(self) -> None:
+        self.held, self._hold = os.pipe2(os.O_CLOEXEC)
+        self._users = 1
+
+    def take(self) -> None:
+        """Another one of its processes is to live."""
+        self._users += 1
+
+    def give_back(self) -> None:
+        """One of them has ended."""
+        self._users -= 1
+        if self._users == 0:
+            os.close(self._hold)
+
+    async def watch(self, pidfd: int) -> None:
+        """Live as long as it does; cancelling ends it, and with it all that is left below it."""
+        try:
+            await trio.lowlevel.wait_readable(pidfd)
+        finally:
+            with trio.CancelScope(shield=True):
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                await trio.lowlevel.wait_readable(pidfd)
+            os.close(pidfd)
+
+
 class ForkServer:
     """See the module. `run` in a nursery keeps it; `fork` and `layers` start it if need be."""
 
@@ -69,7 +107,9 @@ class ForkServer:
         self._forking: dict[int, trio.Event] = {}
         self._answers: dict[int, tuple[int, int] | str] = {}
         self._processes: dict[int, ForkedProcess] = {}
+        self._keeper: _Keeper | None = None
         self._wanted, self._changed = trio.Event(), trio.Event()
+        self._room = trio.CapacityLimiter(AT_A_TIME)
         self._failure: LaunchError | LaunchTimeout | None = None
         self.pid: int | None = None
 
@@ -77,44 +117,45 @@ class ForkServer:
 
     async def run(self) -> None:
         """Start the server when it is wanted, and again when it has died and is wanted."""
-        while True:
-            await self._wanted.wait()
-            self._wanted = trio.Event()
-            try:
-                await self._one_server()
-            except (LaunchError, LaunchTimeout) as error:
-                self._failure = error
-            finally:
-                self._control = self.pid = None
-                for event in self._forking.values():
-                    event.set()
-                self._change()
+        async with trio.open_nursery() as keepers:
+            while True:
+                await self._wanted.wait()
+                self._wanted = trio.Event()
+                try:
+                    await self._one_server(keepers)
+                except (LaunchError, LaunchTimeout) as error:
+                    self._failure = error
+                finally:
+                    self._control = self._keeper = self.pid = None
+                    for event in self._forking.values():
+                        event.set()
+                    self._change()
 
     def _change(self) -> None:
         changed, self._changed = self._changed, trio.Event()
         changed.set()
 
-    async def _one_server(self) -> None:
+    async def _one_server(self, keepers: trio.Nursery) -> None:
         python = check_python(self._spec.python)
         config = await self._config(python)
         with ExitStack() as stack:
             control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             stack.callback(control.close)
             control.setblocking(False)
-            # The keeper ends when the last writer of this pipe does: we are the only one.
-            held, hold = os.pipe2(os.O_CLOEXEC)
-            stack.callback(os.close, hold)
+            keeper = _Keeper()
+            stack.callback(keeper.give_back)
             with theirs:
                 try:
-                    socket.send_fds(control, [json.dumps(config).encode()], [held])
+                    socket.send_fds(control, [json.dumps(config).encode()], [keeper.held])
                 finally:
-                    os.close(held)
+                    os.close(keeper.held)
                 server = await self._spawn(python, theirs.fileno())
             try:
-                await self._hear(control)
+                await self._hear(control, keeper, keepers)
             finally:
                 with trio.CancelScope(shield=True):
-                    # With our ends closed, keeper and kernels end by themselves.
+                    # With our ends closed the server ends by itself, and the keeper with the last
+                    # of its kernels.
                     stack.close()
                     server.kill()
                     await server.wait()
@@ -152,10 +193,11 @@ class ForkServer:
             "first_uid": FIRST_UID,
         }
 
-    async def _hear(self, control: socket.socket) -> None:
+    async def _hear(self, control: socket.socket, keeper: _Keeper, keepers: trio.Nursery) -> None:
         ready: dict[str, Any] = {}
+        handles: list[int] = []
         with trio.move_on_after(self._spec.start_timeout_s) as start:
-            ready, _ = await _receive(control)
+            ready, handles = await _receive(control)
         if start.cancelled_caught:
             raise LaunchTimeout(
                 f"the fork server was not ready after {self._spec.start_timeout_s:g} s"
@@ -165,7 +207,11 @@ class ForkServer:
                 f"the fork server can't start: {ready.get('error', 'it ended without a word')}"
             )
         self._layers = Layers(int(ready["landlock"]), bool(ready["own_ids"]))
-        self._control, self.pid = control, ready.get("pid")
+        above, server = handles
+        self.pid = host_pid(server)
+        os.close(server)
+        keepers.start_soon(keeper.watch, above)
+        self._control, self._keeper = control, keeper
         self._change()
         while True:
             packet, fds = await _receive(control)
@@ -208,31 +254,51 @@ class ForkServer:
 
     async def fork(self, request: Mapping[str, Any], fds: Sequence[int]) -> ForkedProcess:
         """A new kernel's process; whoever asks runs it. Raises `LaunchError`."""
-        control = await self._running()
+        if len(fds) > MOST_DESCRIPTORS:
+            raise LaunchError(f"{len(fds)} descriptors are more than a session can be given")
         self._numbers += 1
         number = self._numbers
         event = self._forking[number] = trio.Event()
         try:
-            body = json.dumps({"fork": number, **request}).encode()
-            try:
-                socket.send_fds(control, [body], list(fds))
-            except OSError as error:
-                raise LaunchError(f"the fork server does not take requests: {error}") from error
-            await event.wait()
+            async with self._room:
+                keeper = await self._ask({"fork": number, **request}, fds)
+                await event.wait()
         finally:
             del self._forking[number]
         answer = self._answers.pop(number, "it ended")
         if isinstance(answer, str):
             raise LaunchError(f"the fork server could not fork: {answer}")
+        keeper.take()
+
+        def forget() -> None:
+            del self._processes[number]
+            keeper.give_back()
+
         process = self._processes[number] = ForkedProcess(
-            *answer,
-            interrupt=lambda: self._interrupt(number),
-            forget=lambda: self._forget(number),
+            *answer, interrupt=lambda: self._interrupt(number), forget=forget
         )
         return process
 
-    def _forget(self, number: int) -> None:
-        self._processes.pop(number, None)
+    async def _ask(self, request: Mapping[str, Any], fds: Sequence[int]) -> _Keeper:
+        """Send a request to the server, or to its successor; returns what holds it."""
+        body = json.dumps(request).encode()
+        while True:
+            control = await self._running()
+            keeper = self._keeper
+            assert keeper is not None
+            try:
+                socket.send_fds(control, [body], list(fds))
+            except BlockingIOError:
+                await trio.lowlevel.wait_writable(control)
+            except ConnectionError:
+                # It has died, and it is about to be noticed.
+                changed = self._changed
+                if control is self._control:
+                    await changed.wait()
+            except OSError as error:
+                raise LaunchError(f"the fork server does not take requests: {error}") from error
+            else:
+                return keeper
 
     def _interrupt(self, number: int) -> bool:
         if self._control is None:

@@ -14,10 +14,17 @@ import trio
 
 from replsvc_kernels.backends.base import Backend, Isolation
 from replsvc_kernels.backends.fork_server import FIRST_UID, ForkServer, ServerSpec
+from replsvc_kernels.backends.forked import ForkedProcess
 from replsvc_kernels.backends.guest_kernel import GuestEnds, guest_kernel
 from replsvc_kernels.backends.surroundings import kernel_environment
 from replsvc_kernels.background import background_nursery
-from replsvc_kernels.kernel import Kernel, LaunchError, LaunchSpec, Resources
+from replsvc_kernels.kernel import (
+    Kernel,
+    LaunchError,
+    LaunchSpec,
+    LaunchTimeout,
+    Resources,
+)
 from replsvc_kernels.messages import Exit
 from replsvc_kernels.sandbox import cgroups, mounts, namespaces
 from replsvc_kernels.sandbox.session_root import RUN, TMP, WORK
@@ -38,6 +45,7 @@ class ForkServers:
         """`runtime` is private and short-lived; `sessions` holds the sessions' directories."""
         self._runtime, self.sessions, self._start_timeout_s = runtime, sessions, start_timeout_s
         self._looked_for_cgroups = False
+        self._looking = trio.Lock()
         self.how = how_ids_are_given()
         self._servers: dict[tuple[object, ...], ForkServer] = {}
         self._users: set[int] = set()
@@ -58,13 +66,15 @@ class ForkServers:
 
     async def find_cgroups(self) -> None:
         """Make our part of the control groups, if this machine lets us; once."""
-        if self._looked_for_cgroups:
-            return
-        self._looked_for_cgroups = True
-        try:
-            self.cgroups = await trio.to_thread.run_sync(cgroups.CgroupRoot.detect)
-        except cgroups.CgroupsUnavailableError as error:
-            self.cgroups_missing = str(error)
+        # Whoever comes second waits: else its session would be one without limits.
+        async with self._looking:
+            if self._looked_for_cgroups:
+                return
+            try:
+                self.cgroups = await trio.to_thread.run_sync(cgroups.CgroupRoot.detect)
+            except cgroups.CgroupsUnavailableError as error:
+                self.cgroups_missing = str(error)
+            self._looked_for_cgroups = True
 
     def backend(
         self, python: str, preload: tuple[str, ...] = (), env: Mapping[str, str] | None = None
@@ -143,7 +153,8 @@ class ForkServerBackend(Backend):
             user = servers.take_user()
             stack.callback(servers.give_back, user)
             stack.callback(shutil.rmtree, run, ignore_errors=True)
-            self._make_directories(run, spec.workspace, user)
+            # In a thread: a workspace that is used again may hold any number of files.
+            await trio.to_thread.run_sync(self._make_directories, run, spec.workspace, user)
             # By descriptor: no path is too long for a unix socket that way.
             place = os.open(run, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             stack.callback(os.close, place)
@@ -161,10 +172,15 @@ class ForkServerBackend(Backend):
                     for fd in (*joins, *shown):
                         theirs.callback(os.close, fd)
                     request = {**self._request(spec, name, user), "joins": len(joins)}
+                    process: ForkedProcess | None = None
                     with trio.move_on_at(deadline):
                         process = await self._server.fork(request, [*fds, *joins, *shown])
-                        process.explain = lambda exit_: _explained(exit_, group)
-                        nursery.start_soon(process.run)
+                    if process is None:
+                        raise LaunchTimeout(
+                            f"the kernel was not forked after {spec.startup_timeout_s:g} s"
+                        )
+                    process.explain = lambda exit_: _explained(exit_, group)
+                    nursery.start_soon(process.run)
                 isolation: Isolation = "partial" if await self.missing() else "full"
                 async with guest_kernel(ends, process, nursery, spec, isolation, deadline) as k:
                     yield k

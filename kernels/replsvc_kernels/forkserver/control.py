@@ -12,7 +12,7 @@ import socket
 from typing import Any, Iterable
 
 MAX_PACKET = 256 * 1024
-MAX_DESCRIPTORS = 16
+MAX_DESCRIPTORS = 253  # the kernel's SCM_MAX_FD
 
 
 class Control:

@@ -2,7 +2,8 @@
 
 Packets from the host: the configuration first, then `{"fork": ID, ...}` with descriptors, and
 `{"interrupt": ID}` where a signal to a group can't be sent by descriptor. Packets to the host:
-`{"ready": ...}` once; `{"forked": ID, "pid": N}` with the pidfds of the kernel and of its init;
+`{"ready": ...}` once, with the pidfds of the keeper and of the server;
+`{"forked": ID, "pid": N}` with the pidfds of the kernel and of its init;
 `{"exited": ID, "code": N | "signal": N}` and `{"swept": ID}`, when nothing of it is left.
 
 A keeper is pid 1 of the server's pid namespace and does nothing else: when the server dies, its
@@ -24,6 +25,8 @@ from _replsvc_sandbox import init, landlock, namespaces, server_root
 
 from . import child
 from .control import Control, close_all
+
+KEEPER = 1  # its pid in the server's pid namespace
 
 
 def main(fd: int) -> int:
@@ -84,7 +87,9 @@ class _Server:
         gc.collect()
         gc.freeze()
         ready = {"landlock": landlock.supported(), "own_ids": not self._single}
-        control.say({"ready": True, "pid": os.getpid(), **ready})
+        handles = [os.pidfd_open(one) for one in (KEEPER, os.getpid())]
+        control.say({"ready": True, **ready}, handles)
+        close_all(handles)
 
     def _enter(self, config: dict[str, Any], descriptors: list[int]) -> None:
         """User, mount and pid namespaces of the server, and its read-only root."""
@@ -158,6 +163,8 @@ class _Server:
         except OSError as error:
             self._control.say({"refused": number, "error": _one_line(error)})
             close_all(descriptors)
+            if init_pid:
+                os.kill(init_pid, signal.SIGKILL)  # reaped like any other
             self._come_home()
             return
         if pid == 0:
