@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import select
+import shutil
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,6 +13,7 @@ from pathlib import Path
 import trio
 
 from replsvc_kernels.backends.base import Backend
+from replsvc_kernels.backends.forkserver import ForkServers
 from replsvc_kernels.kernel import Kernel, LaunchSpec
 
 
@@ -20,6 +23,45 @@ async def opened(backend: Backend, spec: LaunchSpec) -> AsyncIterator[Kernel]:
     with trio.fail_after(60):
         async with backend.open(spec) as kernel:
             yield kernel
+
+
+@asynccontextmanager
+async def fork_servers() -> AsyncIterator[ForkServers]:
+    """Fork servers with a directory of their own, which they leave as they found it."""
+    place = Path(tempfile.mkdtemp(prefix="replsvc-test-", dir="/var/tmp"))
+    place.chmod(0o755)
+    try:
+        for name in ("runtime", "sessions"):
+            (place / name).mkdir(mode=0o711)
+        with trio.fail_after(120):
+            async with ForkServers(place / "runtime", place / "sessions").running() as servers:
+                yield servers
+    finally:
+        shutil.rmtree(place)
+
+
+def isolated(servers: ForkServers, name: str, **fields: object) -> LaunchSpec:
+    """What launches a kernel called `name` of these servers, in a workspace of its own."""
+    workspace = servers.sessions / name / "work"
+    workspace.parent.mkdir(mode=0o711)
+    workspace.mkdir(mode=0o700)
+    return LaunchSpec(str(workspace), **fields)
+
+
+def seen_from_here(kernel: int, pid: int) -> int:
+    """The pid here of the process that is `pid` in the pid namespace of the process `kernel`."""
+    namespace = Path(f"/proc/{kernel}/ns/pid").readlink()
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            if (path / "ns/pid").readlink() != namespace:
+                continue
+            status = (path / "status").read_text().splitlines()
+        except OSError:
+            continue  # it has ended
+        numbers = next(line for line in status if line.startswith("NSpid:")).split()
+        if int(numbers[-1]) == pid:
+            return int(path.name)
+    raise LookupError(f"there is no process {pid} in the namespace of {kernel}")
 
 
 class Watched:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 import trio.testing
-from kernel_rigs import opened
+from kernel_rigs import fork_servers, isolated, opened, seen_from_here
 
 from replsvc_kernels.backends.base import Backend
 from replsvc_kernels.backends.process import ProcessBackend
@@ -111,16 +113,15 @@ def setup_script(name: str) -> Iterable[Any]:
 
 @dataclass
 class Rig:
-    """One backend under test, and what it can do that not all can."""
+    """One backend under test; `spec` gives what to launch, once for each kernel."""
 
-    name: str
-    make: Callable[[str], Backend]
-    spec: LaunchSpec
+    backend: Backend
+    spec: Callable[[], LaunchSpec]
     runtime_dir: Path
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Kernel]:
-        async with opened(self.make(str(self.runtime_dir)), self.spec) as kernel:
+        async with opened(self.backend, self.spec()) as kernel:
             yield kernel
 
 
@@ -131,18 +132,33 @@ MAKERS: dict[str, Callable[[str], Backend]] = {
 }
 
 
+@asynccontextmanager
+async def rigged(name: str, spec: LaunchSpec, runtime_dir: Path) -> AsyncIterator[Rig]:
+    if name != "forkserver":
+        yield Rig(MAKERS[name](str(runtime_dir)), lambda: spec, runtime_dir)
+        return
+    async with fork_servers() as servers:
+        names = (f"s{number}" for number in count())
+        backend = servers.backend(sys.executable)
+        yield Rig(backend, lambda: isolated(servers, next(names)), runtime_dir)
+
+
 def rig_of(*names: str) -> Any:
-    @pytest.fixture(params=names)
-    def fixture(
+    marks = {"forkserver": pytest.mark.needs("userns", "pidns", "seccomp")}
+    params = [pytest.param(name, marks=marks.get(name, ())) for name in names]
+
+    @pytest.fixture(params=params)
+    async def fixture(
         request: pytest.FixtureRequest, spec: LaunchSpec, runtime_dir: Path, jupyter_path: Path
-    ) -> Rig:
-        return Rig(request.param, MAKERS[request.param], spec, runtime_dir)
+    ) -> AsyncIterator[Rig]:
+        async with rigged(request.param, spec, runtime_dir) as rig:
+            yield rig
 
     return fixture
 
 
-rig = rig_of(*MAKERS)
-guest_rig = rig_of("fake", "process")
+rig = rig_of(*MAKERS, "forkserver")
+guest_rig = rig_of("fake", "process", "forkserver")
 bare_rig = rig_of("provisioner")
 
 
@@ -433,7 +449,7 @@ async def test_closing_leaves_no_process_directory_or_descriptor(rig: Rig, watch
                 "print(subprocess.run('setsid sleep 1000 >/dev/null 2>&1 & echo $!', shell=True,"
                 " capture_output=True, text=True).stdout)",
             )
-            watched.add(int(printed(outputs)))
+            watched.add(seen_from_here(kernel.info.pid, int(printed(outputs))))
     assert watched.alive() == []
     watched.close()
     assert list(rig.runtime_dir.iterdir()) == []
