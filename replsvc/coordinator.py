@@ -140,6 +140,13 @@ class Coordinator:
 
     # Opening
 
+    async def check(self) -> tuple[str, ...]:
+        """Whether sessions can be isolated as configured; returns the layers that are missing.
+
+        Raises `IsolationUnavailableError`, `BackendUnavailableError`, `StartupTimeoutError`.
+        """
+        return (await self._backends.choose(SessionRequest())).missing
+
     @asynccontextmanager
     async def session(
         self,

@@ -11,6 +11,7 @@ import os
 import platform
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -18,14 +19,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from replsvc.backends import interpreter, isolation_of
+import trio
+
+from replsvc.backends import UNPROTECTED, interpreter
 from replsvc.config import Config, Environment, MiB
-from replsvc.errors import BackendUnavailableError, IsolationUnavailableError
+from replsvc.errors import BackendUnavailableError
 from replsvc.probe import EnvironmentFacts, probe
 from replsvc.runtime_dir import PREFIX
-from replsvc.session_values import SessionRequest
 from replsvc_kernels.backends.surroundings import private_directory
 from replsvc_kernels.kernel import LaunchError
+from replsvc_kernels.sandbox import facts
 
 PYTHON_NEEDED = (3, 11)
 IPYKERNEL_NEEDED = (6, 29)
@@ -73,7 +76,7 @@ async def examine(config: Config) -> tuple[Finding, ...]:
         _sockets(),
         _data(config.data),
         *[await _environment(name, found) for name, found in environments.items()],
-        _isolation(config),
+        *await _isolation(),
         Finding("docker", "unused", "this version runs sessions locally only", needed=False),
     )
 
@@ -196,17 +199,22 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
 
 
-def _isolation(config: Config) -> Finding:
-    # Whatever the settings ask for: the subject is what this machine can give.
-    request = SessionRequest(isolation="required")
+async def _isolation() -> tuple[Finding, ...]:
+    """Each layer tried for real, in a process of its own."""
     try:
-        isolation_of(config, request)
-    except IsolationUnavailableError:
-        return Finding(
-            "isolation",
-            "missing",
-            "none available in this version: code runs as your own user, unprotected",
-            'Ask for that by name: --isolation none, or isolation = "none" in replsvc.toml.',
+        layers = await trio.to_thread.run_sync(facts.probe)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        return (
+            Finding("isolation", "missing", f"the layers can't be tried: {error}", UNPROTECTED,
+                    needed=False),
+        )  # fmt: skip
+    return tuple(
+        Finding(
+            f"isolation {layer.name}",
+            "ok" if layer.available else "missing",
+            layer.why,
+            "" if layer.available else layer.remedy,
             needed=False,
         )
-    return Finding("isolation", "ok", "every layer is available")
+        for layer in layers
+    )

@@ -427,6 +427,11 @@ class Session:
         """What the session does now."""
         return self._state
 
+    @property
+    def isolation_missing(self) -> tuple[str, ...]:
+        """The layers of isolation that this machine does not give."""
+        return self._parts.chosen.missing
+
     async def describe(self) -> str:
         """The `repl` tool's description: base text and each extension's fragment."""
         facts: BaseFacts = await self._parts.facts()

@@ -155,6 +155,8 @@ class _OneShot:
             coordinator.session(mounts=job.mounts, **job.fields) as session,
         ):
             self._session = session
+            if session.isolation_missing:
+                say(f"isolation is partial, without {'; '.join(session.isolation_missing)}.")
             try:
                 run = await session.submit(CallRequest(input={"code": job.code}))
                 if not job.as_json:

@@ -15,15 +15,13 @@ from pathlib import Path
 
 import trio
 
-from replsvc.backends import isolation_of
 from replsvc.cli.logs import log_to_stderr
 from replsvc.cli.ready import ReadyFile
 from replsvc.cli.screen import BY_SIGNAL, FAILED, OK, explain, heeded, say
 from replsvc.config import Config
 from replsvc.coordinator import Coordinator
-from replsvc.errors import ConfigError, InvalidInputError
+from replsvc.errors import ConfigError, InvalidInputError, ReplsvcError
 from replsvc.gateways.serve import bind, serve
-from replsvc.session_values import SessionRequest
 from replsvc.settings import DEFAULT, Loaded
 from replsvc_kernels.background import background_nursery
 
@@ -40,7 +38,6 @@ def run_service(loaded: Loaded, ready_file: Path | None = None) -> int:
     if loaded.origins["isolation"] == DEFAULT:
         # A service runs other people's code: that nothing protects it from is never a surprise.
         config = config.model_copy(update={"isolation": "required"})
-    isolation_of(config, SessionRequest())
     log_to_stderr(logging.INFO)
     with ReadyFile(ready_file) as ready:
         return trio.run(_Service(config, ready).run)
@@ -98,6 +95,13 @@ class _Service:
             keys = service.keys or self._one_time_key(listener)
             orderly_s = service.stop_deadline_s * ORDERLY
             async with Coordinator(self._config) as coordinator:
+                try:
+                    missing = await coordinator.check()
+                except ReplsvcError as error:
+                    explain(error)
+                    return FAILED
+                if missing:
+                    say(f"isolation is partial, without {'; '.join(missing)}.")
                 await serve(
                     coordinator,
                     service.model_copy(update={"stop_deadline_s": orderly_s}),

@@ -232,7 +232,6 @@ def test_an_environment_of_the_settings_is_used(replsvc, tmp_path):
         (["--python", "/missing/python"], b"there is no Python at /missing/python."),
         (["--environment", "missing"], b"there is no environment 'missing'."),
         (["--kernel", "missing"], b"missing"),
-        (["--isolation", "required"], b"--isolation none"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -244,10 +243,18 @@ def test_what_the_machine_can_not_give_exits_70(replsvc, args, said):
     assert replsvc.left_behind() == []
 
 
-def test_without_isolation_the_flag_is_named(replsvc):
-    done = replsvc("run", "1")
-    assert done.returncode == 70
+@pytest.mark.needs("userns")
+def test_where_isolation_can_not_be_had_the_flag_is_named(replsvc):
+    done = replsvc.without_namespaces("run", "1")
+    assert (done.returncode, done.stdout) == (70, b"")
     assert b"--isolation none" in done.stderr
+
+
+@pytest.mark.needs("root", "userns")
+def test_code_is_isolated_unless_asked_otherwise(replsvc):
+    done = replsvc("run", "import os; os.getcwd(), os.path.exists('/root/.bashrc')")
+    assert (done.returncode, done.stdout) == (0, b"('/session/work', False)\n")
+    assert done.stderr == b""
 
 
 def test_a_data_directory_keeps_the_log(replsvc, tmp_path):

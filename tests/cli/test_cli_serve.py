@@ -230,8 +230,9 @@ def test_what_is_asked_wrongly_is_refused_before_anything_starts(replsvc, args, 
     assert replsvc.left_behind() == []
 
 
+@pytest.mark.needs("userns")
 def test_it_does_not_run_code_unprotected_unless_that_is_asked_for(replsvc):
-    done = replsvc("serve")
+    done = replsvc.without_namespaces("serve", "--port", "0")
     assert done.returncode == 70
     assert b"isolation 'required' can't be given" in done.stderr
     assert b"--isolation none" in done.stderr

@@ -125,7 +125,7 @@ async def test_what_can_not_be_opened_says_why_and_leaves_nothing(
     for body, status, code in [
         ({"kernel": "no-such-kernel"}, 422, "backend_unavailable"),
         ({"environment": "nowhere"}, 422, "backend_unavailable"),
-        ({"isolation": "required"}, 422, "isolation_unavailable"),
+        ({"isolation": "best", "kernel": "python3"}, 422, "isolation_unavailable"),
         ({"limits": {"timeout_s": 10_000}}, 422, "invalid_input"),
         ({"limits": {"nonsense": 1}}, 422, "invalid_input"),
         ({"backend": "mainframe"}, 422, "invalid_input"),
@@ -157,7 +157,7 @@ async def test_a_client_that_goes_away_while_its_session_opens_leaves_none(
     )
     await raw.send_all(head.encode() + body)
     root = service.coordinator._workspaces
-    await _until(lambda: any(Path(root).glob("*/started")) if root.exists() else False)
+    await _until(lambda: any(Path(root).glob("*/work/started")) if root.exists() else False)
     await raw.aclose()
     await _until(lambda: not any(root.iterdir()))
     assert (await http.get("/v1/sessions")).json() == {"sessions": []}
