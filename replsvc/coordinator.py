@@ -34,7 +34,8 @@ from replsvc.errors import (
 )
 from replsvc.extension.available import Available, select
 from replsvc.extension.describe import BaseFacts
-from replsvc.extension.resolve import resolve
+from replsvc.extension.needs import Surroundings
+from replsvc.extension.resolve import has_needs, resolve
 from replsvc.kernel_slot import KernelPlan, setup_of
 from replsvc.probe import EnvironmentFacts, probe
 from replsvc.runtime_dir import runtime_dir
@@ -48,6 +49,8 @@ from replsvc_kernels.kernel import LaunchSpec
 log = structlog.get_logger("replsvc")
 
 TENANT = "default"
+# Nothing keeps a kernel without isolation from any host.
+NETWORK = True
 
 
 def _fingerprint(request: SessionRequest, extensions: Sequence[object] | None) -> str:
@@ -229,7 +232,8 @@ class Coordinator:
             listed += select(self.available, request.extensions)
         elif extensions is None:
             listed += [loaded.item for loaded in self.available.values()]
-        resolved = resolve(listed)
+        surroundings = await self._surroundings(python, request) if has_needs(listed) else None
+        resolved = resolve(listed, surroundings)
         setup = setup_of(resolved)
         if request.kernel is not None and setup:
             raise BackendUnavailableError(
@@ -244,7 +248,13 @@ class Coordinator:
             env={**environment.env, **request.env},
             startup_timeout_s=limits.startup_timeout_s,
         )
-        plan = KernelPlan(backend_of(request, self._runtime), spec, setup, limits.setup_timeout_s)
+        plan = KernelPlan(
+            backend_of(request, self._runtime),
+            spec,
+            setup,
+            limits.setup_timeout_s,
+            limits.interrupt_grace_s,
+        )
 
         async def facts() -> BaseFacts:
             return await self._describe(python, request, limits)
@@ -311,13 +321,23 @@ class Coordinator:
             self._marks.pop(session.id, None)
             await self._forget(session, delete=False)
 
+    async def _environment_facts(self, python: str, request: SessionRequest) -> EnvironmentFacts:
+        """What its Python has; a kernelspec's kernel has nothing that we know of."""
+        if request.kernel is not None:
+            return EnvironmentFacts("", ())
+        async with self._probing:
+            if python not in self._facts:
+                self._facts[python] = await probe(python)
+            return self._facts[python]
+
+    async def _surroundings(self, python: str, request: SessionRequest) -> Surroundings:
+        facts = await self._environment_facts(python, request)
+        if request.kernel is not None:
+            return Surroundings(f"kernel {request.kernel!r}", "", network=NETWORK)
+        return Surroundings(python, facts.version, dict(facts.packages), NETWORK)
+
     async def _describe(self, python: str, request: SessionRequest, limits: Limits) -> BaseFacts:
-        facts = EnvironmentFacts("", ())
-        if request.kernel is None:
-            async with self._probing:
-                if python not in self._facts:
-                    self._facts[python] = await probe(python)
-                facts = self._facts[python]
+        facts = await self._environment_facts(python, request)
         return BaseFacts(
             language="Python" if request.kernel is None else request.kernel,
             version=facts.version,
@@ -325,7 +345,7 @@ class Coordinator:
             timeout_s=limits.timeout_s,
             max_output_bytes=limits.max_output_bytes,
             max_output_lines=limits.max_output_lines,
-            network=True,
+            network=NETWORK,
             isolation="none",
             packages=facts.packages,
         )

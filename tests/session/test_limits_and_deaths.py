@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import trio
@@ -18,6 +19,7 @@ from replsvc.errors import (
     SessionClosedError,
     SessionNotFoundError,
 )
+from replsvc.extension.contract import Extension
 from replsvc.run import Run
 from replsvc.session import Session
 
@@ -66,19 +68,35 @@ async def test_code_that_swallows_the_interrupt_is_ended_and_the_loss_is_said(
     )
     call = await session.run(code, timeout_s=0.2)
     assert (call.status, call.state_lost) == ("timeout", True)
-    assert "lost" in call.text
+    assert call.text == (
+        "[timeout: the cell ran longer than 0.2 s; the session starts anew with its setup code, "
+        "names defined in it are lost]"
+    )
     assert (await session.run("'x' in globals()")).text == "=> False"
 
 
-async def test_code_that_ignores_terminate_as_well_is_killed(session: Session) -> None:
-    code = (
+@pytest.mark.parametrize(
+    "deaf",
+    [
         "import signal\n"
         "for s in (signal.SIGINT, signal.SIGTERM): signal.signal(s, signal.SIG_IGN)\n"
-        "while True: pass"
-    )
-    call = await session.run(code, timeout_s=0.2)
-    assert (call.status, call.state_lost) == ("timeout", True)
-    assert (await session.run("1 + 1")).text == "=> 2"
+        "while True: pass",
+        "sum(range(10**15))",  # native code, in which no Python handler runs
+    ],
+)
+async def test_code_that_ignores_terminate_as_well_is_killed_with_all_it_started(
+    coordinator: Coordinator, deaf: str
+) -> None:
+    ping = Extension(code="def ping(): return 'pong'")
+    async with coordinator.session(extensions=[ping]) as session:
+        child = (
+            "import subprocess\n"
+            "print(subprocess.Popen(['sleep', '1000'], start_new_session=True).pid)\n"
+        )
+        call = await session.run(child + deaf, timeout_s=0.5)
+        assert (call.status, call.state_lost) == ("timeout", True)
+        assert not Path(f"/proc/{int(call.output.text)}").exists()
+        assert (await session.run("ping()")).text == "=> 'pong'"
 
 
 async def test_the_clock_starts_with_the_cell_not_in_the_queue(session: Session) -> None:
