@@ -40,7 +40,7 @@ from replsvc.kernel_slot import KernelPlan, setup_of
 from replsvc.probe import EnvironmentFacts, probe
 from replsvc.runtime_dir import runtime_dir
 from replsvc.session import Session, SessionParts
-from replsvc.session_values import Mount, SessionRequest, lower_limits
+from replsvc.session_values import Mount, SessionRequest, first_problem, lower_limits
 from replsvc.store.log import EventLog
 from replsvc.store.records import SessionRecord
 from replsvc_kernels.background import background_nursery
@@ -155,7 +155,7 @@ class Coordinator:
         try:
             request = SessionRequest(**fields)
         except ValidationError as error:
-            raise InvalidInputError(f"session: {_first_problem(error)}") from error
+            raise InvalidInputError(f"session: {first_problem(error)}") from error
         session = await self.open(request, extensions=extensions, mounts=mounts)
         try:
             yield session
@@ -224,7 +224,7 @@ class Coordinator:
         try:
             limits = lower_limits(self.config.limits, request.limits)
         except ValidationError as error:
-            raise InvalidInputError(f"limits: {_first_problem(error)}") from error
+            raise InvalidInputError(f"limits: {first_problem(error)}") from error
         except ValueError as error:
             raise InvalidInputError(f"limits: {error}") from error
         listed = list(extensions if extensions is not None else ())
@@ -406,8 +406,3 @@ def _check_same(session_id: str, mark: str, theirs: str) -> None:
             f"session {session_id} exists with other settings.",
             hint="Use another id, or send the same body.",
         )
-
-
-def _first_problem(error: ValidationError) -> str:
-    problem = error.errors(include_url=False, include_input=False)[0]
-    return f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"

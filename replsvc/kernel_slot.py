@@ -7,7 +7,8 @@ events.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import trio
@@ -170,7 +171,10 @@ class KernelSlot:
         self._settled = trio.Event()
         self._leave = trio.Event()
         self._left = trio.Event()
+        self._left.set()
         self._stopped = False
+        self._holds = 0
+        self._unheld = trio.Event()
 
     @property
     def current(self) -> Started | None:
@@ -182,6 +186,8 @@ class KernelSlot:
         try:
             while True:
                 await self._wanted.wait()
+                while self._holds:
+                    await self._unheld.wait()
                 self._wanted = trio.Event()
                 if self._current is None:
                     await self._one_kernel()
@@ -203,7 +209,8 @@ class KernelSlot:
                 died = await self._until_over(kernel)
                 self._current = None
                 if died is not None:
-                    self._on_died(started, died)
+                    if not self._holds:  # else somebody has ended it on purpose
+                        self._on_died(started, died)
                     # The next call should not have to wait for what can be done now.
                     self._wanted.set()
         except ReplsvcError as error:
@@ -266,6 +273,26 @@ class KernelSlot:
         left = self._left
         self._leave.set()
         await left.wait()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """While the body runs no kernel is started; those who want one wait."""
+        self._holds += 1
+        try:
+            yield
+        finally:
+            self._holds -= 1
+            if not self._holds:
+                unheld, self._unheld = self._unheld, trio.Event()
+                unheld.set()
+
+    async def empty(self) -> None:
+        """End the kernel, also one that is just starting; for use while the slot is `held`."""
+        while not self._left.is_set():
+            if self._current is None:
+                await self._settled.wait()
+            else:
+                await self.release()
 
     def replace(self) -> None:
         """Let the kernel go and start another in the background; nobody gets this one again."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import trio
+from pydantic import ValidationError
 
 from replsvc import repl, workspace
 from replsvc.call_log import CallLog
@@ -46,6 +47,7 @@ from replsvc.session_values import (
     SessionRequest,
     State,
     ToolInfo,
+    first_problem,
 )
 from replsvc.store.log import EventLog
 from replsvc.store.pending import Pending
@@ -223,11 +225,16 @@ class Session:
     async def call(self, tool: str, input: dict[str, Any], **fields: Any) -> Call:  # noqa: A002
         """Use a tool and wait for its result.
 
-        Failing code, limits and a dead kernel are statuses of the result. Raises `QueueFullError`,
-        `ConflictError`, `SessionClosedError`, `StorageError`. Cancelling it cancels the call: the
-        cell is interrupted, then ended if it does not listen, and only then does this return.
+        Failing code, limits and a dead kernel are statuses of the result. Raises
+        `InvalidInputError` for wrong `fields`, `QueueFullError`, `ConflictError`,
+        `SessionClosedError`, `StorageError`. Cancelling it cancels the call: the cell is
+        interrupted, then ended if it does not listen, and only then does this return.
         """
-        run = await self.submit(CallRequest(tool=tool, input=input, **fields))
+        try:
+            request = CallRequest(tool=tool, input=input, **fields)
+        except ValidationError as error:
+            raise InvalidInputError(f"call: {first_problem(error)}") from error
+        run = await self.submit(request)
         try:
             return await run.wait()
         except trio.Cancelled:
@@ -406,28 +413,37 @@ class Session:
 
         Raises `ExtensionSetupError` and what else a start can raise, and `StorageError`.
         """
-        self._check_open()
-        await self._end_kernel("restarted")
-        await self._slot.acquire()
-        generation = self._slot.generation
-        await self._event("session_changed", reason="restart", generation=generation).wait()
+        await self._start_anew("restart")
 
     async def reset(self) -> None:
         """As `restart`, with an empty workspace (files given at creation are put there again)."""
-        self._check_open()
-        await self._end_kernel("restarted")
         parts = self._parts
-        await trio.to_thread.run_sync(workspace.make, parts.workspace, parts.request, parts.mounts)
+
+        async def remake() -> None:
+            await trio.to_thread.run_sync(
+                workspace.make, parts.workspace, parts.request, parts.mounts
+            )
+
+        await self._start_anew("reset", remake)
+
+    async def _start_anew(
+        self,
+        reason: Literal["restart", "reset"],
+        without_kernel: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        self._check_open()
+        # Queued calls, and a kernel's own end, would start the next one too early.
+        with self._slot.held():
+            holder = self.turns.holder
+            if holder is not None and holder.status == "running":
+                holder.control.end("restarted")
+                await holder.wait_ended()
+            await self._slot.empty()
+            if without_kernel is not None:
+                await without_kernel()
         await self._slot.acquire()
         generation = self._slot.generation
-        await self._event("session_changed", reason="reset", generation=generation).wait()
-
-    async def _end_kernel(self, why: Literal["restarted", "closed"]) -> None:
-        holder = self.turns.holder
-        if holder is not None and holder.status == "running":
-            holder.control.end(why)
-            await holder.wait_ended()
-        await self._slot.release()
+        await self._event("session_changed", reason=reason, generation=generation).wait()
 
     # Seen from outside
 

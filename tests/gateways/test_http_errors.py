@@ -63,6 +63,8 @@ async def test_a_body_that_is_no_json_is_a_400_and_no_call(
         ({"id": "a/b"}, "id"),
         ({"id": "nul\0"}, "id"),
         ({"env": {"A": 1}}, "env"),
+        ({"env": {"A=": "1"}}, "env"),
+        ({"env": {"A": "nul\0"}}, "env"),
         ({"on_disconnect": "weep"}, "on_disconnect"),
         ({"code": "1"}, "code"),
     ],

@@ -210,6 +210,28 @@ async def test_env_is_set_for_one_call_and_restored_exactly(session: Session) ->
     assert (await session.run("os.environ.get('A'), os.environ['B']")).text == "=> (None, 'kept')"
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"env": {"A=": "x"}},
+        {"env": {"": "x"}},
+        {"env": {"A": "\0"}},
+        {"env": {"A": "\udfff\ud800"}},
+        {"timeout_s": 0},
+        {"timeout_s": float("nan")},
+        {"id": "a b"},
+        {"on_disconnect": "never"},
+        {"nonsense": 1},
+    ],
+)
+async def test_a_call_that_can_not_be_as_asked_is_refused_and_is_no_call(
+    session: Session, fields: dict[str, object]
+) -> None:
+    with pytest.raises(InvalidInputError, match=f"call: {next(iter(fields))}"):
+        await session.run("1", **fields)
+    assert (await session.run("1")).execution_count == 1
+
+
 async def test_only_declared_environment_reaches_the_kernel(
     coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -287,6 +287,33 @@ async def test_reset_gives_the_workspace_as_it_was_given(coordinator: Coordinato
         assert (await session.run(code)).text == "=> (['a'], '1')"
 
 
+async def test_reset_amid_calls_gives_those_behind_a_whole_workspace(
+    coordinator: Coordinator,
+) -> None:
+    async with coordinator.session(files={"a": {"text": "1"}}) as session:
+        for _ in range(3):
+            running = await start(session, "open('b', 'w').close(); open('f').read()")
+            look = "import os; os.path.samefile('.', os.environ['HOME']), sorted(os.listdir('.'))"
+            queued = [await session.submit(CallRequest(input={"code": look})) for _ in range(2)]
+            before = (await session.info()).generation
+            await session.reset()
+            assert (await running.wait()).status == "killed"
+            assert [(await run.wait()).text for run in queued] == ["=> (True, ['a'])"] * 2
+            assert (await session.info()).generation == before + 1
+        assert await session.log.read(session.id, kinds=["kernel_died"]) == ()
+
+
+async def test_restarts_at_once_all_succeed(session: Session) -> None:
+    await session.run("x = 1")
+    async with trio.open_nursery() as nursery:
+        for _ in range(5):
+            nursery.start_soon(session.restart)
+        nursery.start_soon(session.reset)
+        for _ in range(5):
+            nursery.start_soon(session.run, "1")
+    assert (await session.run("'x' in globals()")).text == "=> False"
+
+
 async def test_an_idle_session_loses_its_kernel_and_gets_another(
     coordinator: Coordinator,
 ) -> None:
