@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 
 class Value(BaseModel):
@@ -169,7 +169,7 @@ def check_env(env: Mapping[str, str]) -> Mapping[str, str]:
 class CallRequest(Value):
     """One use of a tool, as asked for.
 
-    `timeout_s` counts from the moment the cell starts; None takes the session's default, and the
+    `timeout_s` counts from the moment the cell starts. Left out, it is the session's; null or the
     word "none" lifts it where the operator allows that. `env` is set for this call only.
     """
 
@@ -180,6 +180,14 @@ class CallRequest(Value):
     detach: bool = False
     env: dict[str, str] = Field(default_factory=dict)
     on_disconnect: Literal["interrupt", "continue"] = "interrupt"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_none(cls, data: Any) -> Any:
+        # None is what a field has that was left out; one that was given as null says something.
+        if isinstance(data, Mapping) and data.get("timeout_s", ...) is None:
+            return {**data, "timeout_s": "none"}
+        return data
 
     @field_validator("env")
     @classmethod

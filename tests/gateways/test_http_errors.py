@@ -60,6 +60,7 @@ async def test_a_body_that_is_no_json_is_a_400_and_no_call(
         ({"timeout_s": -1}, "timeout_s"),
         ({"timeout_s": 10_000}, "timeout_s"),
         ({"timeout_s": "none"}, "timeout_s"),
+        ({"timeout_s": None}, "timeout_s"),
         ({"id": "a/b"}, "id"),
         ({"id": "nul\0"}, "id"),
         ({"env": {"A": 1}}, "env"),

@@ -111,7 +111,7 @@ async def test_the_clock_starts_with_the_cell_not_in_the_queue(session: Session)
 
 
 async def test_a_longer_timeout_than_the_operators_is_refused(session: Session) -> None:
-    for asked in (121, "none"):
+    for asked in (121, "none", None):
         with pytest.raises(InvalidInputError, match="120"):
             await session.run("1", timeout_s=asked)
 
@@ -121,7 +121,8 @@ async def test_an_operator_may_lift_the_deadline(make_config: Callable[..., Conf
         Coordinator(make_config(timeout_s=None)) as other,
         other.session() as session,
     ):
-        assert (await session.run("1", timeout_s="none")).status == "ok"
+        for none in ("none", None):
+            assert (await session.run("1", timeout_s=none)).status == "ok"
 
 
 async def test_an_interrupt_answers_and_keeps_names_and_queue(session: Session) -> None:
@@ -247,6 +248,27 @@ async def test_an_attached_call_that_nobody_follows_is_interrupted(
         async with session.following(run), session.following(run):
             pass
         assert (await run.wait()).status == "cancelled"
+
+
+async def test_who_comes_back_within_the_grace_finds_the_call_running(session: Session) -> None:
+    run = await start(session, "open('f').read()")
+    async with session.following(run):
+        pass
+    async with session.following(run):
+        await trio.to_thread.run_sync((session._parts.workspace / "f").write_text, "x")
+        assert (await run.wait()).text.endswith("=> 'x'")
+
+
+async def test_a_queued_call_that_nobody_follows_never_runs(coordinator: Coordinator) -> None:
+    async with coordinator.session(limits={"disconnect_grace_s": 0}) as session:
+        running = await start(session, "open('f').read()")
+        queued = await session.submit(CallRequest(input={"code": "ran = True"}))
+        async with session.following(queued):
+            pass
+        assert (await queued.wait()).status == "cancelled"
+        await session.interrupt()
+        await running.wait()
+        assert (await session.run("'ran' in globals()")).text == "=> False"
 
 
 async def test_lifetime_call_keeps_nothing(coordinator: Coordinator) -> None:
