@@ -6,11 +6,12 @@ public interface (docs: `/openapi.json`). Times are UTC, durations carry their u
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 
 class Value(BaseModel):
@@ -151,10 +152,24 @@ class Artifact(Value):
     mime_type: str
 
 
+def check_env(env: Mapping[str, str]) -> Mapping[str, str]:
+    """Refuse what no process environment can hold; raises ValueError."""
+    for name, value in env.items():
+        if not name or "=" in name or "\0" in name:
+            raise ValueError(f"{name!r} can't be the name of an environment variable")
+        if "\0" in value:
+            raise ValueError(f"the value of {name} has a NUL byte")
+        try:
+            os.fsencode(name), os.fsencode(value)
+        except UnicodeEncodeError:
+            raise ValueError(f"{name!r} or its value has a lone surrogate") from None
+    return env
+
+
 class CallRequest(Value):
     """One use of a tool, as asked for.
 
-    `timeout_s` counts from the moment the cell starts; None takes the session's default, and the
+    `timeout_s` counts from the moment the cell starts. Left out, it is the session's; null or the
     word "none" lifts it where the operator allows that. `env` is set for this call only.
     """
 
@@ -165,6 +180,20 @@ class CallRequest(Value):
     detach: bool = False
     env: dict[str, str] = Field(default_factory=dict)
     on_disconnect: Literal["interrupt", "continue"] = "interrupt"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_none(cls, data: Any) -> Any:
+        # None is what a field has that was left out; one that was given as null says something.
+        if isinstance(data, Mapping) and data.get("timeout_s", ...) is None:
+            return {**data, "timeout_s": "none"}
+        return data
+
+    @field_validator("env")
+    @classmethod
+    def _env(cls, env: dict[str, str]) -> dict[str, str]:
+        check_env(env)
+        return env
 
 
 class Call(Value):

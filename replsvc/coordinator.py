@@ -20,7 +20,7 @@ import trio
 from pydantic import ValidationError
 
 from replsvc import workspace
-from replsvc.backends import Backends, Chosen, environment_of, interpreter
+from replsvc.backends import Backends, Chosen, environment_of, interpreter, isolation_of
 from replsvc.config import ISOLATED_LIMITS, Config, Limits
 from replsvc.errors import (
     BackendUnavailableError,
@@ -35,12 +35,13 @@ from replsvc.errors import (
 )
 from replsvc.extension.available import Available, select
 from replsvc.extension.describe import BaseFacts
-from replsvc.extension.resolve import resolve
+from replsvc.extension.needs import Surroundings
+from replsvc.extension.resolve import has_needs, resolve
 from replsvc.kernel_slot import KernelPlan, setup_of
 from replsvc.probe import EnvironmentFacts, probe
 from replsvc.runtime_dir import runtime_dir
 from replsvc.session import Session, SessionParts
-from replsvc.session_values import Mount, SessionRequest, lower_limits
+from replsvc.session_values import Mount, SessionRequest, first_problem, lower_limits
 from replsvc.store.log import EventLog
 from replsvc.store.records import SessionRecord
 from replsvc_kernels.background import background_nursery
@@ -163,7 +164,7 @@ class Coordinator:
         try:
             request = SessionRequest(**fields)
         except ValidationError as error:
-            raise InvalidInputError(f"session: {_first_problem(error)}") from error
+            raise InvalidInputError(f"session: {first_problem(error)}") from error
         session = await self.open(request, extensions=extensions, mounts=mounts)
         try:
             yield session
@@ -231,7 +232,7 @@ class Coordinator:
         try:
             limits = lower_limits(self.config.limits, request.limits)
         except ValidationError as error:
-            raise InvalidInputError(f"limits: {_first_problem(error)}") from error
+            raise InvalidInputError(f"limits: {first_problem(error)}") from error
         except ValueError as error:
             raise InvalidInputError(f"limits: {error}") from error
         listed = list(extensions if extensions is not None else ())
@@ -239,7 +240,12 @@ class Coordinator:
             listed += select(self.available, request.extensions)
         elif extensions is None:
             listed += [loaded.item for loaded in self.available.values()]
-        resolved = resolve(listed)
+        # An isolated session has its own loopback and nothing else.
+        network = isolation_of(self.config, request) == "none"
+        surroundings = None
+        if has_needs(listed):
+            surroundings = await self._surroundings(python, request, network=network)
+        resolved = resolve(listed, surroundings)
         setup = setup_of(resolved)
         if request.kernel is not None and setup:
             raise BackendUnavailableError(
@@ -264,7 +270,13 @@ class Coordinator:
                 HostMount(str(workspace.source_of(one)), one.target, one.writable) for one in mounts
             ),
         )
-        plan = KernelPlan(chosen.backend, spec, setup, limits.setup_timeout_s)
+        plan = KernelPlan(
+            chosen.backend,
+            spec,
+            setup,
+            limits.setup_timeout_s,
+            limits.interrupt_grace_s,
+        )
 
         async def facts() -> BaseFacts:
             return await self._describe(python, request, limits, chosen)
@@ -333,15 +345,27 @@ class Coordinator:
             self._marks.pop(session.id, None)
             await self._forget(session, delete=False)
 
+    async def _environment_facts(self, python: str, request: SessionRequest) -> EnvironmentFacts:
+        """What its Python has; a kernelspec's kernel has nothing that we know of."""
+        if request.kernel is not None:
+            return EnvironmentFacts("", ())
+        async with self._probing:
+            if python not in self._facts:
+                self._facts[python] = await probe(python)
+            return self._facts[python]
+
+    async def _surroundings(
+        self, python: str, request: SessionRequest, *, network: bool
+    ) -> Surroundings:
+        facts = await self._environment_facts(python, request)
+        if request.kernel is not None:
+            return Surroundings(f"kernel {request.kernel!r}", "", network=network)
+        return Surroundings(python, facts.version, dict(facts.packages), network)
+
     async def _describe(
         self, python: str, request: SessionRequest, limits: Limits, chosen: Chosen
     ) -> BaseFacts:
-        facts = EnvironmentFacts("", ())
-        if request.kernel is None:
-            async with self._probing:
-                if python not in self._facts:
-                    self._facts[python] = await probe(python)
-                facts = self._facts[python]
+        facts = await self._environment_facts(python, request)
         return BaseFacts(
             language="Python" if request.kernel is None else request.kernel,
             version=facts.version,
@@ -422,8 +446,3 @@ def _check_same(session_id: str, mark: str, theirs: str) -> None:
             f"session {session_id} exists with other settings.",
             hint="Use another id, or send the same body.",
         )
-
-
-def _first_problem(error: ValidationError) -> str:
-    problem = error.errors(include_url=False, include_input=False)[0]
-    return f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"

@@ -7,7 +7,8 @@ events.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import trio
@@ -21,7 +22,9 @@ from replsvc.errors import (
     StartupFailedError,
     StartupTimeoutError,
 )
+from replsvc.redaction import Redactor
 from replsvc_kernels.backends.base import Backend
+from replsvc_kernels.background import background_nursery
 from replsvc_kernels.kernel import (
     Kernel,
     KernelDied,
@@ -30,7 +33,7 @@ from replsvc_kernels.kernel import (
     LaunchTimeout,
     ProtocolViolation,
 )
-from replsvc_kernels.messages import Exit, SetupCode, SetupReport
+from replsvc_kernels.messages import Exit, Failure, SetupCode, SetupReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,8 @@ class KernelPlan:
     spec: LaunchSpec
     setup: tuple[SetupCode, ...] = ()
     setup_timeout_s: float | None = None
+    grace_s: float = 2.0
+    """What setup code that is late gets after an interrupt, before it is killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,48 +73,91 @@ def exit_cause(died: Exit) -> Cause:
     return Cause(kind="exit", message=f"the kernel ended with {died}", exit_code=died.code)
 
 
-def _text(data: bytes) -> str:
+def text_of(data: bytes) -> str:
+    """What setup code printed, bytes that are no UTF-8 escaped."""
     return data.decode("utf-8", "backslashreplace")
 
 
-async def set_up(kernel: Kernel, plan: KernelPlan) -> tuple[SetupReport, ...]:
+async def set_up(kernel: Kernel, plan: KernelPlan, redactor: Redactor) -> tuple[SetupReport, ...]:
     """Run each extension's setup code, in order; raises `ExtensionSetupError` for the first
     failure.
 
     Code that exits, kills its kernel or exceeds its own deadline is that extension's failure too.
     """
-    reports: list[SetupReport] = []
-    for code in plan.setup:
+    return tuple([await _set_up_one(kernel, code, plan, redactor) for code in plan.setup])
+
+
+async def _set_up_one(
+    kernel: Kernel, code: SetupCode, plan: KernelPlan, redactor: Redactor
+) -> SetupReport:
+    def failed(
+        what: str, *, failure: Failure | None = None, output: bytes = b"", hint: str = ""
+    ) -> ExtensionSetupError:
+        return ExtensionSetupError(
+            redactor.text(f"extension {code.name!r}: its setup code {what}"),
+            extension=code.name,
+            traceback=redactor.text("\n".join(failure.traceback)) if failure is not None else "",
+            output=redactor.text(text_of(output)),
+            hint=hint,
+        )
+
+    ended = await _by_deadline(kernel, code, plan)
+    died = ended.end if isinstance(ended.end, KernelDied) else None
+    report = ended.end if isinstance(ended.end, SetupReport) else None
+    if ended.late:
+        raise failed(
+            f"did not end within {plan.setup_timeout_s:g} s",
+            failure=report.failure if report is not None else None,
+            output=report.output if report is not None else died.printed if died else b"",
+            hint="Make it faster, or raise setup_timeout_s.",
+        )
+    if report is None:
+        assert died is not None
+        raise failed(
+            f"ended the kernel ({died.exit})",
+            output=died.printed,
+            hint="Setup code must not exit or kill its process.",
+        )
+    if (failure := report.failure) is not None:
+        raise failed(
+            f"raised {failure.ename}: {failure.evalue}".rstrip(": "),
+            failure=failure,
+            output=report.output,
+        )
+    return report
+
+
+@dataclass(frozen=True, slots=True)
+class _SetupEnd:
+    """What setup code came to, and whether its deadline had passed."""
+
+    end: SetupReport | KernelDied
+    late: bool
+
+
+async def _by_deadline(kernel: Kernel, code: SetupCode, plan: KernelPlan) -> _SetupEnd:
+    """Run setup code. Late, it is interrupted, so that it says where it was; then killed."""
+    end: SetupReport | KernelDied | None = None
+    late = False
+
+    async def watch() -> None:
+        nonlocal late
+        assert plan.setup_timeout_s is not None
+        await trio.sleep(plan.setup_timeout_s)
+        late = True
+        with trio.move_on_after(plan.grace_s):
+            await kernel.interrupt()
+            await trio.sleep_forever()
+        await kernel.kill()
+
+    async with background_nursery() as nursery:
+        if plan.setup_timeout_s is not None:
+            nursery.start_soon(watch)
         try:
-            with trio.fail_after(
-                plan.setup_timeout_s if plan.setup_timeout_s is not None else float("inf")
-            ):
-                report = await kernel.setup(code)
-        except trio.TooSlowError:
-            raise ExtensionSetupError(
-                f"extension {code.name!r}: its setup code did not end within "
-                f"{plan.setup_timeout_s:g} s",
-                extension=code.name,
-                hint="Make it faster, or raise setup_timeout_s.",
-            ) from None
+            end = await kernel.setup(code)
         except KernelDied as died:
-            raise ExtensionSetupError(
-                f"extension {code.name!r}: its setup code ended the kernel ({died.exit})",
-                extension=code.name,
-                output=_text(died.printed),
-                hint="Setup code must not exit or kill its process.",
-            ) from None
-        if report.failure is not None:
-            failure = report.failure
-            raise ExtensionSetupError(
-                f"extension {code.name!r}: its setup code raised "
-                f"{failure.ename}: {failure.evalue}".rstrip(": "),
-                extension=code.name,
-                traceback="\n".join(failure.traceback),
-                output=_text(report.output),
-            )
-        reports.append(report)
-    return tuple(reports)
+            end = died
+    return _SetupEnd(end, late)
 
 
 class KernelSlot:
@@ -118,11 +166,12 @@ class KernelSlot:
     def __init__(
         self,
         plan: KernelPlan,
+        redactor: Redactor,
         *,
         on_started: Callable[[Started], None],
         on_died: Callable[[Started, Exit], None],
     ) -> None:
-        self._plan = plan
+        self._plan, self._redactor = plan, redactor
         self._on_started, self._on_died = on_started, on_died
         self.generation = 0
         self._current: Started | None = None
@@ -131,7 +180,10 @@ class KernelSlot:
         self._settled = trio.Event()
         self._leave = trio.Event()
         self._left = trio.Event()
+        self._left.set()
         self._stopped = False
+        self._holds = 0
+        self._unheld = trio.Event()
 
     @property
     def current(self) -> Started | None:
@@ -143,6 +195,8 @@ class KernelSlot:
         try:
             while True:
                 await self._wanted.wait()
+                while self._holds:
+                    await self._unheld.wait()
                 self._wanted = trio.Event()
                 if self._current is None:
                     await self._one_kernel()
@@ -155,7 +209,7 @@ class KernelSlot:
         self._failure = None
         try:
             async with self._plan.backend.open(self._plan.spec) as kernel:
-                reports = await set_up(kernel, self._plan)
+                reports = await set_up(kernel, self._plan, self._redactor)
                 self.generation += 1
                 self._current = Started(kernel, self.generation, reports)
                 self._on_started(self._current)
@@ -164,7 +218,8 @@ class KernelSlot:
                 died = await self._until_over(kernel)
                 self._current = None
                 if died is not None:
-                    self._on_died(started, died)
+                    if not self._holds:  # else somebody has ended it on purpose
+                        self._on_died(started, died)
                     # The next call should not have to wait for what can be done now.
                     self._wanted.set()
         except ReplsvcError as error:
@@ -227,6 +282,26 @@ class KernelSlot:
         left = self._left
         self._leave.set()
         await left.wait()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """While the body runs no kernel is started; those who want one wait."""
+        self._holds += 1
+        try:
+            yield
+        finally:
+            self._holds -= 1
+            if not self._holds:
+                unheld, self._unheld = self._unheld, trio.Event()
+                unheld.set()
+
+    async def empty(self) -> None:
+        """End the kernel, also one that is just starting; for use while the slot is `held`."""
+        while not self._left.is_set():
+            if self._current is None:
+                await self._settled.wait()
+            else:
+                await self.release()
 
     def replace(self) -> None:
         """Let the kernel go and start another in the background; nobody gets this one again."""

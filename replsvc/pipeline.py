@@ -14,7 +14,7 @@ from typing import Protocol
 import trio
 from pydantic import ValidationError
 
-from replsvc import repl
+from replsvc import hints, repl
 from replsvc.calls import (
     Call,
     Cause,
@@ -30,7 +30,13 @@ from replsvc.calls import (
 )
 from replsvc.cell import CellEnd, run_cell
 from replsvc.config import Limits
-from replsvc.errors import ExtensionSetupError, ReplsvcError, StorageError
+from replsvc.errors import (
+    BackendUnavailableError,
+    ExtensionSetupError,
+    ReplsvcError,
+    StorageError,
+)
+from replsvc.extension.describe import BaseFacts
 from replsvc.kernel_slot import Started
 from replsvc.output import clip, image_pixels, mime_text, result_text, tokens_estimate
 from replsvc.recorder import Recorder
@@ -65,6 +71,9 @@ class Host(Protocol):
     def turns(self) -> Turns:
         """Who has the kernel."""
 
+    async def facts(self) -> BaseFacts:
+        """What the tool's description says of this session."""
+
     @property
     def fresh_each_call(self) -> bool:
         """Whether each call gets a kernel of its own."""
@@ -87,6 +96,7 @@ class Outcome:
     error: ErrorInfo | None = None
     cause: Cause | None = None
     end: CellEnd | None = None
+    hint: str | None = None
 
 
 async def run_call(run: Run, host: Host) -> None:
@@ -140,7 +150,9 @@ async def _execute_repl(run: Run, host: Host) -> Outcome:
         try:
             started = await host.kernel()
         except ExtensionSetupError as error:
-            text = "\n".join(part for part in (error.traceback, f"[killed: {error}]") if part)
+            parts = (error.output.removesuffix("\n"), error.traceback, f"[killed: {error}]")
+            text = "\n".join(part for part in parts if part)
+            text = clip(text, host.limits.max_output_bytes, host.limits.max_output_lines).text
             return Outcome("killed", text, cause=Cause(kind="setup", message=error.message))
         if run.control.stopped is not None:
             return Outcome("cancelled", "[cancelled before it started; nothing ran]")
@@ -169,12 +181,25 @@ async def _execute_repl(run: Run, host: Host) -> Outcome:
     info = None
     if failure is not None:
         info = recorder.error(failure, has_guest=started.kernel.info.has_guest)
+    hint = None
+    if started.kernel.info.has_guest:
+        hint = await _hint(host, run.request.input["code"], info, output.text)
     return Outcome(
         status,
-        await _text(host, recorder, output, info, end, status, cause),
+        await _text(host, recorder, output, info, end, status, cause, hint),
         output, recorder, info,
-        cause, end,
+        cause, end, hint,
     )  # fmt: skip
+
+
+async def _hint(host: Host, code: str, error: ErrorInfo | None, printed: str) -> str | None:
+    """What works here, where a package could not be imported or installed."""
+    if not hints.may_need_hint(code, error, printed):
+        return None
+    try:
+        return hints.hint(error, await host.facts())
+    except BackendUnavailableError:
+        return None  # the result stands without it
 
 
 async def _wait_turn(run: Run, host: Host) -> bool:
@@ -215,6 +240,7 @@ async def _text(
     end: CellEnd,
     status: Status,
     cause: Cause | None,
+    hint: str | None,
 ) -> str:
     limits = host.limits
 
@@ -236,6 +262,7 @@ async def _text(
         lines,
         status=status,
         cause_message=ending,
+        notes=() if hint is None else (hint,),
         has_rich=bool(recorder.images),
     )
 
@@ -263,6 +290,7 @@ async def _call(run: Run, host: Host, outcome: Outcome) -> Call:
         status=outcome.status,
         is_error=outcome.status != "ok",
         content=content,
+        details={} if outcome.hint is None else {"hint": outcome.hint},
         output=outcome.output,
         result=recorder.result if recorder is not None else None,
         error=outcome.error,

@@ -10,16 +10,28 @@ import trio
 
 from replsvc.errors import BackendUnavailableError
 
-# Asks for what is really importable: the top-level modules of each installed distribution.
+# Asks for what is really importable: distributions of which a top-level module can be found.
 _SOURCE = """
-import importlib.metadata as m, json, sys
+import importlib.metadata as m, importlib.util as u, json, sys
+def there(module):
+    try:
+        return module.isidentifier() and u.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
 packages = {}
 for dist in m.distributions():
     name = dist.metadata["Name"]
-    if name:
+    modules = (dist.read_text("top_level.txt") or "").split()
+    if not modules:
+        paths = (str(path) for path in dist.files or ())
+        tops = {p.split("/")[0].split(".")[0] for p in paths if p.endswith((".py", ".so", ".pyd"))}
+        modules = tops - set(sys.argv[1:])
+    if name and name not in sys.argv[1:] and any(map(there, modules)):
         packages.setdefault(name, dist.version)
 print(json.dumps({"version": "%d.%d.%d" % sys.version_info[:3], "packages": packages}))
 """
+# A session does not see them, though the Python that runs us may.
+_OURS = ("replsvc", "replsvc_kernels", "replsvc_extensions")
 PROBE_S = 30.0
 # What agents reach for most, first: a description has room for some only.
 FAVOURITES = (
@@ -31,7 +43,7 @@ FAVOURITES = (
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentFacts:
-    """Python's version, and installed distributions as `(name, version)`, favourites first."""
+    """Python's version, and its importable distributions as `(name, version)`, favourites first."""
 
     version: str
     packages: tuple[tuple[str, str], ...]
@@ -42,7 +54,7 @@ async def probe(python: str) -> EnvironmentFacts:
     try:
         with trio.fail_after(PROBE_S):
             done = await trio.run_process(
-                [python, "-I", "-c", _SOURCE],
+                [python, "-I", "-c", _SOURCE, *_OURS],
                 capture_stdout=True,
                 capture_stderr=True,
                 stdin=subprocess.DEVNULL,

@@ -10,18 +10,19 @@ from __future__ import annotations
 import secrets
 import shutil
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import trio
+from pydantic import ValidationError
 
 from replsvc import repl, workspace
 from replsvc.backends import Chosen
 from replsvc.call_log import CallLog
-from replsvc.calls import Call, CallRequest, Draft, utc_now
+from replsvc.calls import Call, CallRequest, Draft, Event, utc_now
 from replsvc.cell import CellEnd
 from replsvc.config import Limits
 from replsvc.errors import (
@@ -35,7 +36,7 @@ from replsvc.errors import (
 )
 from replsvc.extension.describe import BaseFacts, compose
 from replsvc.extension.resolve import ResolvedExtension
-from replsvc.kernel_slot import KernelPlan, KernelSlot, Started, exit_cause
+from replsvc.kernel_slot import KernelPlan, KernelSlot, Started, exit_cause, text_of
 from replsvc.pipeline import run_call
 from replsvc.redaction import Redactor
 from replsvc.run import Run, Turns, fingerprint
@@ -47,8 +48,10 @@ from replsvc.session_values import (
     SessionRequest,
     State,
     ToolInfo,
+    first_problem,
 )
 from replsvc.store.log import EventLog
+from replsvc.store.pending import Pending
 from replsvc_kernels.messages import Exit, SetupReport
 
 # Ended calls kept at hand; older ones are read from the log.
@@ -71,8 +74,8 @@ class SessionParts:
     workspace: Path
     mounts: tuple[Mount, ...]
     log: EventLog
-    facts: Callable[[], Any]
-    """Coroutine function: the facts of its description, `BaseFacts`."""
+    facts: Callable[[], Awaitable[BaseFacts]]
+    """The facts of its description."""
 
     @property
     def links(self) -> tuple[Mount, ...]:
@@ -97,7 +100,9 @@ class Session:
         self._runs: dict[str, Run] = {}
         self._fingerprints: dict[str, str] = {}
         self._recent: OrderedDict[str, Run] = OrderedDict()
-        self._slot = KernelSlot(parts.plan, on_started=self._started, on_died=self._died)
+        self._slot = KernelSlot(
+            parts.plan, self.redactor, on_started=self._started, on_died=self._died
+        )
         self._nursery: trio.Nursery | None = None
         self._used = trio.Event()
         self._closing = False
@@ -151,7 +156,17 @@ class Session:
         self._reports = {report.name: report for report in started.reports}
         assert self._nursery is not None
         self._nursery.start_soon(self._background, started)
-        self._event("kernel_started", generation=started.generation)
+        # Setup code runs before capture: what it printed is in no result, but here.
+        setup = [
+            {
+                "extension": report.name,
+                "names": list(report.names),
+                "duration_s": round(report.duration_s, 6),
+                "output": self.redactor.text(text_of(report.output)),
+            }
+            for report in started.reports
+        ]
+        self._event("kernel_started", generation=started.generation, setup=setup)
 
     def _died(self, started: Started, exit_: Exit) -> None:
         cause = exit_cause(exit_)
@@ -162,8 +177,8 @@ class Session:
         )
 
     def _event(self, kind: Literal["kernel_started", "kernel_died", "session_changed"],
-               **data: Any) -> None:  # fmt: skip
-        self.log.append(self.id, [Draft(kind=kind, data=data)])
+               **data: Any) -> Pending[tuple[Event, ...]]:  # fmt: skip
+        return self.log.append(self.id, [Draft(kind=kind, data=data)])
 
     async def _background(self, started: Started) -> None:
         """Log what processes of ended cells still write, as output of their cell."""
@@ -216,11 +231,16 @@ class Session:
     async def call(self, tool: str, input: dict[str, Any], **fields: Any) -> Call:  # noqa: A002
         """Use a tool and wait for its result.
 
-        Failing code, limits and a dead kernel are statuses of the result. Raises `QueueFullError`,
-        `ConflictError`, `SessionClosedError`, `StorageError`. Cancelling it cancels the call: the
-        cell is interrupted, then ended if it does not listen, and only then does this return.
+        Failing code, limits and a dead kernel are statuses of the result. Raises
+        `InvalidInputError` for wrong `fields`, `QueueFullError`, `ConflictError`,
+        `SessionClosedError`, `StorageError`. Cancelling it cancels the call: the cell is
+        interrupted, then ended if it does not listen, and only then does this return.
         """
-        run = await self.submit(CallRequest(tool=tool, input=input, **fields))
+        try:
+            request = CallRequest(tool=tool, input=input, **fields)
+        except ValidationError as error:
+            raise InvalidInputError(f"call: {first_problem(error)}") from error
+        run = await self.submit(request)
         try:
             return await run.wait()
         except trio.Cancelled:
@@ -397,28 +417,39 @@ class Session:
     async def restart(self) -> None:
         """A new kernel with its setup code; a running cell is ended, queued ones run on it.
 
-        Raises `ExtensionSetupError` and what else a start can raise.
+        Raises `ExtensionSetupError` and what else a start can raise, and `StorageError`.
         """
-        self._check_open()
-        await self._end_kernel("restarted")
-        await self._slot.acquire()
-        self._event("session_changed", reason="restart", generation=self._slot.generation)
+        await self._start_anew("restart")
 
     async def reset(self) -> None:
         """As `restart`, with an empty workspace (files given at creation are put there again)."""
-        self._check_open()
-        await self._end_kernel("restarted")
         parts = self._parts
-        await trio.to_thread.run_sync(workspace.make, parts.workspace, parts.request, parts.links)
-        await self._slot.acquire()
-        self._event("session_changed", reason="reset", generation=self._slot.generation)
 
-    async def _end_kernel(self, why: Literal["restarted", "closed"]) -> None:
-        holder = self.turns.holder
-        if holder is not None and holder.status == "running":
-            holder.control.end(why)
-            await holder.wait_ended()
-        await self._slot.release()
+        async def remake() -> None:
+            await trio.to_thread.run_sync(
+                workspace.make, parts.workspace, parts.request, parts.links
+            )
+
+        await self._start_anew("reset", remake)
+
+    async def _start_anew(
+        self,
+        reason: Literal["restart", "reset"],
+        without_kernel: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        self._check_open()
+        # Queued calls, and a kernel's own end, would start the next one too early.
+        with self._slot.held():
+            holder = self.turns.holder
+            if holder is not None and holder.status == "running":
+                holder.control.end("restarted")
+                await holder.wait_ended()
+            await self._slot.empty()
+            if without_kernel is not None:
+                await without_kernel()
+        await self._slot.acquire()
+        generation = self._slot.generation
+        await self._event("session_changed", reason=reason, generation=generation).wait()
 
     # Seen from outside
 
@@ -432,10 +463,15 @@ class Session:
         """The layers of isolation that this machine does not give."""
         return self._parts.chosen.missing
 
+    async def facts(self) -> BaseFacts:
+        """See `pipeline.Host`."""
+        return await self._parts.facts()
+
     async def describe(self) -> str:
         """The `repl` tool's description: base text and each extension's fragment."""
-        facts: BaseFacts = await self._parts.facts()
-        return compose(facts, [e.description for e in self._parts.extensions if e.description])
+        return compose(
+            await self.facts(), [e.description for e in self._parts.extensions if e.description]
+        )
 
     async def tools(self) -> tuple[ToolInfo, ...]:
         """The tools that a call may name."""

@@ -9,23 +9,13 @@ from datetime import datetime
 from pathlib import PurePosixPath
 from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
-from replsvc.calls import Value
+from replsvc.calls import Value, check_env
 from replsvc.config import Isolation, Limits
 
 State = Literal["starting", "idle", "busy", "stopped", "failed"]
 Lifetime = Literal["session", "call"]
-
-
-def check_env(env: Mapping[str, str]) -> Mapping[str, str]:
-    """Refuse what no process environment can hold; raises ValueError."""
-    for name, value in env.items():
-        if not name or "=" in name or "\0" in name:
-            raise ValueError(f"{name!r} can't be the name of an environment variable")
-        if "\0" in value:
-            raise ValueError(f"the value of {name} has a NUL byte")
-    return env
 
 
 def check_relative(path: str) -> str:
@@ -183,3 +173,9 @@ def lower_limits(operator: Limits, asked: Mapping[str, Any]) -> Limits:
         if ours is not None and (theirs is None or theirs > ours):
             raise ValueError(f"{name} can be at most {ours:g}, the operator's value")
     return limits
+
+
+def first_problem(error: ValidationError) -> str:
+    """The first field that pydantic refuses, and why."""
+    problem = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"

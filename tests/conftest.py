@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,26 @@ def leaves_nothing_behind(
     yield
     if left := leftovers.left_since(before, directory, [tmp_path_factory.getbasetemp()]):
         pytest.fail("left behind:\n" + "\n".join(left), pytrace=False)
+
+
+# Mounts
+
+
+@pytest.fixture
+def mount() -> Iterator[Callable[..., None]]:
+    """Call with mount(8)'s arguments, the last one the directory; unmounted at the end."""
+    mounted: list[str] = []
+
+    def call(*arguments: str) -> None:
+        done = subprocess.run(["mount", *arguments], capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(f"needs the right to mount: {done.stderr.strip()}")
+        if "remount" not in " ".join(arguments):
+            mounted.append(arguments[-1])
+
+    yield call
+    for directory in reversed(mounted):
+        subprocess.run(["umount", directory], check=True)
 
 
 # Coverage

@@ -13,6 +13,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from replsvc.config import Limits
+
 ROOT = Path(__file__).parent.parent
 LOCKS = ("requirements.lock", "requirements-dev.lock")
 PIN = re.compile(r"^([a-zA-Z0-9._-]+)==(\S+)", re.MULTILINE)
@@ -80,6 +82,12 @@ def test_the_table_of_defaults_is_the_one_in_the_code() -> None:
         check=True,
     )
     assert page.read_text(encoding="utf-8") == done.stdout, "run nox -s docs"
+
+
+def test_every_default_of_a_limit_is_finite() -> None:
+    for name, value in Limits():
+        assert value is not None, name
+        assert 0 < value < 2**31, name
 
 
 def test_every_setting_is_explained() -> None:

@@ -79,7 +79,9 @@ class Replsvc(Adapter):
         return tree(parent if parent != os.getpid() else self.pid)
 
     async def _call(self, code: str, timeout_s: float | None) -> dict:
-        body = {"tool": "repl", "input": {"code": code}, "timeout_s": timeout_s}
+        body: dict = {"tool": "repl", "input": {"code": code}}
+        if timeout_s is not None:
+            body["timeout_s"] = timeout_s
         answer = await self.client.post(f"{self.path}/calls", json=body)
         answer.raise_for_status()
         return answer.json()

@@ -31,7 +31,7 @@ def config(
     (REPLSVC_LIMITS__TIMEOUT_S=60), flags of the command. What may be secret is hidden.
 
     \b
-    Exit status: 0 ok, 2 a setting is wrong.
+    Exit status: 0 ok, 2 a setting is wrong, 141 standard output was closed.
     """
     from replsvc.settings import load  # noqa: PLC0415 - pydantic takes long
 

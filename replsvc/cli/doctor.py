@@ -19,7 +19,8 @@ def doctor(
     """Check whether sessions can run here, and say what is missing.
 
     \b
-    Exit status: 0 sessions can run, 1 they can't, 2 a setting is wrong.
+    Exit status: 0 sessions can run, 1 they can't, 2 a setting is wrong, 141 standard output was
+    closed.
     """
     import trio  # noqa: PLC0415 - heavy
 

@@ -203,6 +203,8 @@ class _OneShot:
         elif call.status != "ok":
             why = f": {call.cause.message}" if call.cause is not None else ""
             await self._screen.line(STDERR, f"replsvc: {call.status}{why}.")
+        if isinstance(hint := call.details.get("hint"), str):
+            await self._screen.line(STDERR, f"replsvc: {hint}")
         if call.output.dropped_bytes:
             await self._screen.line(
                 STDERR,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import signal
 import sys
 import traceback
@@ -88,6 +89,11 @@ def guarded(command: Callable[P, int]) -> Callable[P, None]:
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
             status = command(*args, **kwargs)
+        except BrokenPipeError:
+            # Who reads standard output has seen enough; what is buffered still goes nowhere.
+            with open(os.devnull, "wb") as nowhere:  # noqa: PTH123 - no path
+                os.dup2(nowhere.fileno(), 1)
+            status = BROKEN_PIPE
         except BaseException as error:  # noqa: BLE001 - the last place where it can be explained
             status = explain(error)
         raise typer.Exit(status)

@@ -62,10 +62,10 @@ def _base(facts: BaseFacts) -> str:
     if facts.workspace:
         environment.append(facts.workspace)
     if facts.packages:
-        listed = _listed(
+        packages = shortlist(
             (f"{name} {version}".rstrip() for name, version in facts.packages), PACKAGES_SHOWN
         )
-        environment.append(f"Importable: {listed}.")
+        environment.append(f"Importable: {packages}.")
     sections = [
         f"Runs {' '.join(filter(None, (language, facts.version)))} code in a REPL and returns its "
         "output. Use it to compute, to work with data and files, and to check what you believe, "
@@ -113,7 +113,7 @@ def _limits(facts: BaseFacts) -> list[str]:
 
 def _network(network: bool | tuple[str, ...]) -> str:
     if isinstance(network, tuple) and network:
-        return f"Network: only {_listed(network, HOSTS_SHOWN)}."
+        return f"Network: only {shortlist(network, HOSTS_SHOWN)}."
     return "Network: available." if network is True else "Network: none."
 
 
@@ -145,7 +145,7 @@ def _bullets(title: str, lines: Iterable[str]) -> str:
     return "\n".join([title, *(f"- {line}" for line in lines)])
 
 
-def _listed(items: Iterable[str], budget: int) -> str:
+def shortlist(items: Iterable[str], budget: int) -> str:
     """`a, b and 3 more`: as many whole items as `budget` characters hold, at least one."""
     every = list(items)
     shown: list[str] = []

@@ -18,6 +18,7 @@ from replsvc.extension.contract import (
 )
 from replsvc.extension.issues import clip, extension_error, raised, shown
 from replsvc.extension.naming import FreeNames, qualified_name
+from replsvc.extension.needs import Surroundings, unmet
 from replsvc.extension.secret import redact, redaction_problem, secrets_in
 from replsvc.extension.source import SourceError, setup_code
 
@@ -44,7 +45,9 @@ class ResolvedExtension:
     network: tuple[str, ...] = ()
 
 
-def resolve(listed: Sequence[object]) -> tuple[ResolvedExtension, ...]:
+def resolve(
+    listed: Sequence[object], surroundings: Surroundings | None = None
+) -> tuple[ResolvedExtension, ...]:
     """Resolve the extensions of one session, in order; the only time that their callables run.
 
     Each item is an `Extension`, or an object (class, instance or module) with the callables
@@ -52,7 +55,8 @@ def resolve(listed: Sequence[object]) -> tuple[ResolvedExtension, ...]:
     same read-only copy of `opts` (whose values are not copied); None from one of them means that
     there is none, but not both may be. The same object with equal opts counts once, where it is
     listed first. An extension without a name is called `inline[i]` by its place in the list, or by
-    its object's qualified name; where that is taken, `#2` and so on is added.
+    its object's qualified name; where that is taken, `#2` and so on is added. With `surroundings`,
+    what an extension requires and is not there is an issue of it.
 
     Raises one `ExtensionError` with the issues of all extensions: by their order in the list, then
     names that several of them were given.
@@ -66,7 +70,7 @@ def resolve(listed: Sequence[object]) -> tuple[ResolvedExtension, ...]:
             known.append(item)
             items.append(item)
     clashes = _name([item for item in items if not item.issues])
-    resolved = [_resolved(item) for item in items if not item.issues]
+    resolved = [_resolved(item, surroundings) for item in items if not item.issues]
     issues = [issue for item in items for issue in item.all_issues()] + clashes
     if issues:
         raise extension_error(issues)
@@ -88,6 +92,11 @@ class _Item:
         label = f"extensions[{self.index}]" + (f" ({self.name})" if self.name else "")
         secrets = secrets_in(self.opts)
         return [redact(f"{label}: {issue}", secrets) for issue in self.issues]
+
+
+def has_needs(listed: Sequence[object]) -> bool:
+    """Whether any of `listed` requires something, so that `resolve` should know what there is."""
+    return any(isinstance(item, Extension) and (item.requires or item.network) for item in listed)
 
 
 def _read(index: int, listed: object) -> _Item:
@@ -180,11 +189,13 @@ def _name(items: Sequence[_Item]) -> list[str]:
     ]
 
 
-def _resolved(item: _Item) -> ResolvedExtension | None:
+def _resolved(item: _Item, surroundings: Surroundings | None) -> ResolvedExtension | None:
     """Call what is to be called and check it; None when that left issues on `item`."""
     thing = item.thing
     if isinstance(thing, Extension):
         code, description = thing.code, thing.description
+        if surroundings is not None:
+            item.issues += unmet(thing.requires, thing.network, surroundings)
     else:
         given = _call(item, "code"), _call(item, "description")
         problems = code_problem(given[0]), description_problem(given[1])

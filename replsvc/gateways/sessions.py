@@ -149,7 +149,9 @@ def session_routes(coordinator: Coordinator) -> APIRouter:
         session = coordinator.get(sid)
         return reply(await session.interrupt(force=how is not None and how.force))
 
-    control_errors = described(SessionNotFoundError, SessionClosedError, *START_ERRORS)
+    control_errors = described(
+        SessionNotFoundError, SessionClosedError, StorageError, *START_ERRORS
+    )
 
     @router.post(
         "/sessions/{sid}/restart",

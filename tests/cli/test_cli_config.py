@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import json
+import os
+
+import pytest
 
 
 def test_it_shows_each_value_and_where_it_comes_from(replsvc, tmp_path):
@@ -45,3 +48,15 @@ def test_a_file_is_named_by_its_flag(replsvc, tmp_path):
     (tmp_path / "other.toml").write_text("max_sessions = 3\n")
     settings = json.loads(replsvc("config", "--json", "--config", "other.toml").stdout)
     assert settings["max_sessions"] == {"value": 3, "from": "other.toml"}
+
+
+@pytest.mark.parametrize("command", ["config", "doctor"])
+def test_a_reader_that_has_seen_enough_is_no_fault(replsvc, tmp_path, command):
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        with (tmp_path / "stderr").open("wb") as stderr:
+            done = replsvc(command, stdout=writing, stderr=stderr)
+    finally:
+        os.close(writing)
+    assert (done.returncode, (tmp_path / "stderr").read_bytes()) == (141, b"")

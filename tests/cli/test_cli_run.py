@@ -5,6 +5,8 @@ import os
 import pty
 import signal
 import subprocess
+import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -224,6 +226,27 @@ def test_an_environment_of_the_settings_is_used(replsvc, tmp_path):
     )
     done = replsvc("run", "--environment", "mine", "import os; os.environ['HELLO']")
     assert (done.stdout, done.returncode) == (b"'there'\n", 0)
+
+
+def test_any_virtual_environment_with_ipykernel_runs_the_code(replsvc, tmp_path):
+    venv = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
+    (packages,) = venv.glob("lib/python*/site-packages")
+    (packages / "ours.pth").write_text(sysconfig.get_path("purelib"))
+    code = (
+        "import sys, shutil; print(sys.prefix, sys.base_prefix, shutil.which('python'), sep='\\n')"
+    )
+    for given in ("venv", "venv/bin/python"):
+        done = replsvc.run("--python", given, code)
+        prefix, base, found = done.stdout.decode().splitlines()
+        assert (prefix, found) == (str(venv), str(venv / "bin" / "python"))
+        assert base != prefix
+
+
+def test_a_module_that_is_missing_says_what_works_here(replsvc):
+    done = replsvc.run("import nothing_of_the_kind")
+    assert done.returncode == 1
+    assert b"\nreplsvc: nothing_of_the_kind is not installed here. Importable in" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,7 @@ async def test_tools_are_listed_in_the_shape_that_mcp_has(
     assert tool["name"] == "repl"
     assert tool["inputSchema"]["required"] == ["code"]
     assert "Python" in tool["description"]
+    assert tool["description"] == (await http.get(f"/v1/sessions/{sid}")).json()["description"]
     unknown = await http.get(f"/v1/sessions/{sid}/tools", params={"format": "soap"})
     assert (unknown.status_code, unknown.json()["code"]) == (422, "invalid_input")
 

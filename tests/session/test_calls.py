@@ -156,12 +156,80 @@ async def test_the_count_is_the_kernels_and_of_user_cells_only(session: Session)
     assert (await session.run("1")).execution_count == 1
 
 
+async def test_home_temporary_directory_and_cwd_are_the_workspace_also_after_a_restart(
+    session: Session,
+) -> None:
+    code = (
+        "import os, tempfile\n"
+        "{os.getcwd(), os.environ['HOME'], os.environ['TMPDIR'], tempfile.gettempdir()}"
+    )
+    workspace = str(session._parts.workspace)
+    assert (await session.run(code)).text == f"=> {{{workspace!r}}}"
+    await session.run("open('kept', 'w').close()")
+    await session.restart()
+    assert (await session.run(code)).text == f"=> {{{workspace!r}}}"
+    assert (await session.run("os.listdir('.')")).text == "=> ['kept']"
+
+
+async def test_a_missing_module_says_what_can_be_imported_here(session: Session) -> None:
+    call = await session.run("print('before')\nimport ipykernl")
+    assert call.error is not None
+    assert call.error.traceback[-1] == "ModuleNotFoundError: No module named 'ipykernl'"
+    last = call.text.splitlines()[-1]
+    assert last.startswith("[ipykernl is not installed here. Did you mean ipykernel? Importable in")
+    assert call.details["hint"] in last
+    assert "replsvc" not in last
+    for code in ("import json.nope", "raise ModuleNotFoundError('mine')", "1 / 0"):
+        call = await session.run(code)
+        assert (call.status, dict(call.details)) == ("error", {}), code
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "!pip install --no-index nothing-of-the-kind",
+        "%pip install --no-index nothing-of-the-kind",
+        "import subprocess, sys\n"
+        "n = subprocess.run([sys.executable, '-m', 'pip', 'install', '--no-index', 'nothing'])",
+    ],
+)
+async def test_pip_that_fails_says_what_can_be_imported_here(session: Session, code: str) -> None:
+    call = await session.run(code)
+    assert "ERROR: No matching distribution" in call.output.text
+    last = call.text.splitlines()[-1]
+    assert last.startswith("[pip did not install it. Importable in this Python 3.")
+    assert call.details["hint"] in last
+    assert (await session.run("!echo ERROR: of something else")).details == {}
+
+
 async def test_env_is_set_for_one_call_and_restored_exactly(session: Session) -> None:
     await session.run("import os; os.environ['B'] = 'kept'")
     code = "os.environ['A'], os.environ['B']"
     call = await session.run(code, env={"A": "x'\n\"é", "B": "other"})
     assert call.result == {"text/plain": repr(("x'\n\"é", "other"))}
     assert (await session.run("os.environ.get('A'), os.environ['B']")).text == "=> (None, 'kept')"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"env": {"A=": "x"}},
+        {"env": {"": "x"}},
+        {"env": {"A": "\0"}},
+        {"env": {"A": "\udfff\ud800"}},
+        {"timeout_s": 0},
+        {"timeout_s": float("nan")},
+        {"id": "a b"},
+        {"on_disconnect": "never"},
+        {"nonsense": 1},
+    ],
+)
+async def test_a_call_that_can_not_be_as_asked_is_refused_and_is_no_call(
+    session: Session, fields: dict[str, object]
+) -> None:
+    with pytest.raises(InvalidInputError, match=f"call: {next(iter(fields))}"):
+        await session.run("1", **fields)
+    assert (await session.run("1")).execution_count == 1
 
 
 async def test_only_declared_environment_reaches_the_kernel(

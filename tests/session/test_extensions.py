@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -180,17 +181,111 @@ async def test_setup_that_ends_its_kernel_is_that_extensions_failure(
     assert "suicidal" in str(caught.value)
 
 
-async def test_setup_has_a_deadline_of_its_own(coordinator: Coordinator) -> None:
-    slow = Extension(code="import time; time.sleep(1000)", name="slow")
-    with pytest.raises(ExtensionSetupError, match=r"slow.*0\.3 s"):
-        async with coordinator.session(extensions=[slow], limits={"setup_timeout_s": 0.3}):
+async def test_setup_has_a_deadline_of_its_own_and_says_where_it_was(
+    coordinator: Coordinator,
+) -> None:
+    def body() -> None:
+        import time
+
+        print("waiting")
+        time.sleep(1000)
+
+    with pytest.raises(ExtensionSetupError, match=r"slow.*0\.3 s") as caught:
+        async with coordinator.session(
+            extensions=[_quoted("slow", body)], limits={"setup_timeout_s": 0.3}
+        ):
+            pass
+    line = body.__code__.co_firstlineno + 4
+    assert f'"{__file__}", line {line}' in caught.value.traceback
+    assert caught.value.output == "waiting\n"
+
+
+async def test_setup_that_does_not_listen_at_its_deadline_is_killed_and_what_it_printed_kept(
+    coordinator: Coordinator,
+) -> None:
+    code = (
+        "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "print('deaf', flush=True)\nwhile True: pass"
+    )
+    with pytest.raises(ExtensionSetupError, match=r"deaf.*0\.3 s") as caught:
+        async with coordinator.session(
+            extensions=[Extension(code=code, name="deaf")],
+            limits={"setup_timeout_s": 0.3, "interrupt_grace_s": 0.1},
+        ):
+            pass
+    assert caught.value.output == "deaf\n"
+    assert coordinator.list() == ()
+
+
+async def test_secrets_are_redacted_in_setup_errors_and_in_the_setup_log(
+    coordinator: Coordinator,
+) -> None:
+    def talks(key: str, fail: bool) -> None:
+        print("the key is", key)
+        if fail:
+            raise ValueError(key)
+
+    secret = Secret("s3cr3t-é-key")
+    with pytest.raises(ExtensionSetupError) as caught:
+        async with coordinator.session(
+            extensions=[Extension(code=quote(talks, key=secret, fail=True))]
+        ):
+            pass
+    assert "s3cr3t" not in repr((str(caught.value), caught.value.details))
+    assert "[redacted]" in caught.value.message
+    assert caught.value.output == "the key is [redacted]\n"
+    assert caught.value.traceback.endswith("ValueError: [redacted]")
+    quiet = Extension(code=quote(talks, key=secret, fail=False))
+    async with coordinator.session(extensions=[quiet]) as session:
+        await session.run("1")
+        (setup,) = (await session.log.read(session.id, kinds=["kernel_started"]))[0].data["setup"]
+        assert setup["output"] == "the key is [redacted]\n"
+
+
+async def test_what_setup_prints_is_in_the_sessions_log_for_who_debugs_it(
+    coordinator: Coordinator,
+) -> None:
+    noisy = Extension(code="print('setting up')\nimport os; os.system('echo too')", name="noisy")
+    async with coordinator.session(extensions=[ping, noisy]) as session:
+        await session.restart()
+        started = await session.log.read(session.id, kinds=["kernel_started"])
+        assert [event.data["generation"] for event in started] == [1, 2]
+        for event in started:
+            assert [one["extension"] for one in event.data["setup"]] == ["ping", "noisy"]
+            assert [one["output"] for one in event.data["setup"]] == ["", "setting up\ntoo\n"]
+            assert event.data["setup"][0]["names"] == ["ping"]
+
+
+async def test_what_extensions_require_is_checked_with_all_other_issues_before_a_kernel_starts(
+    coordinator: Coordinator,
+) -> None:
+    met = Extension(code="import zmq", requires=["ipykernel>=6", "pyzmq"], network=["a.example"])
+    unmet = Extension(code="x = 1", name="unmet", requires=["no-such-package>=2", "ipykernel<1"])
+    ours = Extension(code="x = 1", name="ours", requires=["replsvc"])
+    async with coordinator.session(extensions=[met]) as session:
+        assert (await session.run("zmq.__name__")).text == "=> 'zmq'"
+    with pytest.raises(ExtensionError) as caught:
+        async with coordinator.session(extensions=[met, unmet, 42, ours]):
+            pass
+    assert len(caught.value.issues) == 4
+    assert "unmet" in caught.value.issues[0]
+    assert "no-such-package>=2" in caught.value.issues[0]
+    assert "ipykernel<1" in caught.value.issues[1]
+    assert "extensions[2]" in caught.value.issues[2]
+    assert "has no replsvc" in caught.value.issues[3]
+    assert coordinator.list() == ()
+    with pytest.raises(ExtensionError, match="kernel 'bash' has no ipykernel"):
+        async with coordinator.session(kernel="bash", extensions=[met]):
             pass
 
 
 async def test_a_setup_that_fails_at_restart_is_told_by_the_next_call(
     coordinator: Coordinator,
 ) -> None:
-    code = "import os\nif os.path.exists('stop'): raise RuntimeError('not twice')\nok = 1"
+    code = (
+        "import os\nprint('so far')\n"
+        "if os.path.exists('stop'): raise RuntimeError('not twice')\nok = 1"
+    )
     fragile = Extension(code=code, name="fragile")
     async with coordinator.session(extensions=[fragile]) as session:
         await session.run("open('stop', 'w').close()")
@@ -198,6 +293,7 @@ async def test_a_setup_that_fails_at_restart_is_told_by_the_next_call(
             await session.restart()
         call = await session.run("ok")
         assert (call.status, call.cause and call.cause.kind) == ("killed", "setup")
+        assert call.text.startswith("so far\n")
         assert "not twice" in call.text
 
 
@@ -288,8 +384,18 @@ async def test_the_description_is_the_base_then_each_fragment_in_order(
 
 
 async def test_packages_in_the_description_are_really_importable(session: Session) -> None:
-    text = await session.describe()
-    assert "ipykernel" in text or "numpy" in text or "pydantic" in text
+    found = re.search(r"Importable: (.*?)(?: and \d+ more)?\.\n", await session.describe())
+    assert found is not None
+    names = [item.split(" ")[0] for item in found.group(1).split(", ")]
+    assert names
+    code = (
+        "import importlib.metadata, importlib.util\nmodules = {}\n"
+        "for module, dists in importlib.metadata.packages_distributions().items():\n"
+        "    for dist in dists: modules.setdefault(dist, []).append(module)\n"
+        f"[name for name in {names!r}\n"
+        " if not any(map(importlib.util.find_spec, modules.get(name, ())))]"
+    )
+    assert (await session.run(code)).text == "=> []"
 
 
 async def test_a_path_is_code_with_its_own_file_and_line(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import trio
@@ -18,6 +19,7 @@ from replsvc.errors import (
     SessionClosedError,
     SessionNotFoundError,
 )
+from replsvc.extension.contract import Extension
 from replsvc.run import Run
 from replsvc.session import Session
 
@@ -75,19 +77,35 @@ async def test_code_that_swallows_the_interrupt_is_ended_and_the_loss_is_said(
     )
     call = await session.run(code, timeout_s=0.2)
     assert (call.status, call.state_lost) == ("timeout", True)
-    assert "lost" in call.text
+    assert call.text == (
+        "[timeout: the cell ran longer than 0.2 s; the session starts anew with its setup code, "
+        "names defined in it are lost]"
+    )
     assert (await session.run("'x' in globals()")).text == "=> False"
 
 
-async def test_code_that_ignores_terminate_as_well_is_killed(session: Session) -> None:
-    code = (
+@pytest.mark.parametrize(
+    "deaf",
+    [
         "import signal\n"
         "for s in (signal.SIGINT, signal.SIGTERM): signal.signal(s, signal.SIG_IGN)\n"
-        "while True: pass"
-    )
-    call = await session.run(code, timeout_s=0.2)
-    assert (call.status, call.state_lost) == ("timeout", True)
-    assert (await session.run("1 + 1")).text == "=> 2"
+        "while True: pass",
+        "sum(range(10**15))",  # native code, in which no Python handler runs
+    ],
+)
+async def test_code_that_ignores_terminate_as_well_is_killed_with_all_it_started(
+    coordinator: Coordinator, deaf: str
+) -> None:
+    ping = Extension(code="def ping(): return 'pong'")
+    async with coordinator.session(extensions=[ping]) as session:
+        child = (
+            "import subprocess\n"
+            "print(subprocess.Popen(['sleep', '1000'], start_new_session=True).pid)\n"
+        )
+        call = await session.run(child + deaf, timeout_s=0.5)
+        assert (call.status, call.state_lost) == ("timeout", True)
+        assert not Path(f"/proc/{int(call.output.text)}").exists()
+        assert (await session.run("ping()")).text == "=> 'pong'"
 
 
 async def test_the_clock_starts_with_the_cell_not_in_the_queue(session: Session) -> None:
@@ -102,7 +120,7 @@ async def test_the_clock_starts_with_the_cell_not_in_the_queue(session: Session)
 
 
 async def test_a_longer_timeout_than_the_operators_is_refused(session: Session) -> None:
-    for asked in (121, "none"):
+    for asked in (121, "none", None):
         with pytest.raises(InvalidInputError, match="120"):
             await session.run("1", timeout_s=asked)
 
@@ -112,7 +130,8 @@ async def test_an_operator_may_lift_the_deadline(make_config: Callable[..., Conf
         Coordinator(make_config(timeout_s=None)) as other,
         other.session() as session,
     ):
-        assert (await session.run("1", timeout_s="none")).status == "ok"
+        for none in ("none", None):
+            assert (await session.run("1", timeout_s=none)).status == "ok"
 
 
 async def test_an_interrupt_answers_and_keeps_names_and_queue(session: Session) -> None:
@@ -240,6 +259,27 @@ async def test_an_attached_call_that_nobody_follows_is_interrupted(
         assert (await run.wait()).status == "cancelled"
 
 
+async def test_who_comes_back_within_the_grace_finds_the_call_running(session: Session) -> None:
+    run = await start(session, "open('f').read()")
+    async with session.following(run):
+        pass
+    async with session.following(run):
+        await trio.to_thread.run_sync((session._parts.workspace / "f").write_text, "x")
+        assert (await run.wait()).text.endswith("=> 'x'")
+
+
+async def test_a_queued_call_that_nobody_follows_never_runs(coordinator: Coordinator) -> None:
+    async with coordinator.session(limits={"disconnect_grace_s": 0}) as session:
+        running = await start(session, "open('f').read()")
+        queued = await session.submit(CallRequest(input={"code": "ran = True"}))
+        async with session.following(queued):
+            pass
+        assert (await queued.wait()).status == "cancelled"
+        await session.interrupt()
+        await running.wait()
+        assert (await session.run("'ran' in globals()")).text == "=> False"
+
+
 async def test_lifetime_call_keeps_nothing(coordinator: Coordinator) -> None:
     async with coordinator.session(lifetime="call") as session:
         call = await session.run("x = 1; import os; os.getpid()")
@@ -276,6 +316,33 @@ async def test_reset_gives_the_workspace_as_it_was_given(coordinator: Coordinato
         await session.reset()
         code = "import os; sorted(os.listdir('.')), open('a').read()"
         assert (await session.run(code)).text == "=> (['a'], '1')"
+
+
+async def test_reset_amid_calls_gives_those_behind_a_whole_workspace(
+    coordinator: Coordinator,
+) -> None:
+    async with coordinator.session(files={"a": {"text": "1"}}) as session:
+        for _ in range(3):
+            running = await start(session, "open('b', 'w').close(); open('f').read()")
+            look = "import os; os.path.samefile('.', os.environ['HOME']), sorted(os.listdir('.'))"
+            queued = [await session.submit(CallRequest(input={"code": look})) for _ in range(2)]
+            before = (await session.info()).generation
+            await session.reset()
+            assert (await running.wait()).status == "killed"
+            assert [(await run.wait()).text for run in queued] == ["=> (True, ['a'])"] * 2
+            assert (await session.info()).generation == before + 1
+        assert await session.log.read(session.id, kinds=["kernel_died"]) == ()
+
+
+async def test_restarts_at_once_all_succeed(session: Session) -> None:
+    await session.run("x = 1")
+    async with trio.open_nursery() as nursery:
+        for _ in range(5):
+            nursery.start_soon(session.restart)
+        nursery.start_soon(session.reset)
+        for _ in range(5):
+            nursery.start_soon(session.run, "1")
+    assert (await session.run("'x' in globals()")).text == "=> False"
 
 
 async def test_an_idle_session_loses_its_kernel_and_gets_another(

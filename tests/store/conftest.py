@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import sqlite3
-import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -38,20 +37,3 @@ def hold_writer() -> Callable[[Path], AbstractContextManager[None]]:
             other.close()
 
     return hold
-
-
-@pytest.fixture
-def mount() -> Iterator[Callable[..., None]]:
-    """Call with mount(8)'s arguments, the last one the directory; unmounted at the end."""
-    mounted: list[str] = []
-
-    def call(*arguments: str) -> None:
-        done = subprocess.run(["mount", *arguments], capture_output=True, text=True, check=False)
-        if done.returncode:
-            pytest.skip(f"needs the right to mount: {done.stderr.strip()}")
-        if "remount" not in " ".join(arguments):
-            mounted.append(arguments[-1])
-
-    yield call
-    for directory in reversed(mounted):
-        subprocess.run(["umount", directory], check=True)
