@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from itertools import count
@@ -241,14 +242,14 @@ def _show(source: str) -> int:
 
 def _explained(exit_: Exit, group: cgroups.Cgroup | None) -> Exit:
     """How a kernel ended, with the limit that ended it."""
-    if group is None or exit_.signal is None:
+    # Out of memory is SIGKILL, or an end that nobody told; an earlier one was a child's.
+    if group is None or exit_.code is not None or exit_.signal not in (None, signal.SIGKILL):
         return exit_
     events = group.events()
     if not events.oom_kills:
         return exit_
     return Exit(
-        exit_.code,
-        exit_.signal,
+        signal=signal.SIGKILL,
         cause="oom",
         limit=events.memory_limit_bytes,
         peak=events.memory_peak_bytes,

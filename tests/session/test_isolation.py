@@ -1,0 +1,413 @@
+"""What isolated sessions can't do, tried from inside of them with a neighbour watched.
+
+security.md 1, 7, 8 and execution.md 25-28. Nothing is tried unless attempts.py proved the sandbox.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+from outside import Members, attempt, given, group_file, groups, kernel_pid, start
+
+from replsvc.config import Config, Limits
+from replsvc.coordinator import Coordinator
+from replsvc.session import Session
+from replsvc_kernels.backends import guest_kernel
+from replsvc_kernels.sandbox import _syscalls
+
+pytestmark = pytest.mark.needs("userns", "pidns", "seccomp")
+
+MiB = 1 << 20
+SECRET = "c5b1-of-the-coordinator"
+DENIED = (
+    "add_key", "bpf", "chroot", "fanotify_init", "fsmount", "fsopen", "init_module", "io_setup",
+    "io_uring_enter", "io_uring_setup", "kcmp", "keyctl", "kexec_load", "mount", "mount_setattr",
+    "move_mount", "name_to_handle_at", "open_by_handle_at", "open_tree", "perf_event_open",
+    "pidfd_getfd", "pivot_root", "process_vm_readv", "process_vm_writev", "ptrace", "quotactl",
+    "reboot", "request_key", "seccomp", "setns", "swapoff", "swapon", "syslog", "umount2",
+    "unshare", "userfaultfd",
+)  # fmt: skip
+
+
+@pytest.fixture
+def keys(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The keys that kernels are given from now on."""
+    given_out: list[str] = []
+    make = guest_kernel.secrets.token_hex
+
+    def token_hex(size: int) -> str:
+        given_out.append(make(size))
+        return given_out[-1]
+
+    monkeypatch.setattr(guest_kernel.secrets, "token_hex", token_hex)
+    return given_out
+
+
+@pytest.fixture
+async def coordinator(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Coordinator]:
+    monkeypatch.setenv("SECRET_OF_THE_COORDINATOR", SECRET)
+    config = Config(isolation="best", limits=Limits(interrupt_grace_s=0.5))
+    async with Coordinator(config) as coordinator:
+        yield coordinator
+
+
+@pytest.fixture
+async def neighbour(coordinator: Coordinator) -> AsyncIterator[Session]:
+    """A session with a name to lose; its kernel must be the same at the end, and answer."""
+    async with coordinator.session(**given()) as session:
+        await session.run("kept = 'as it was'")
+        before = kernel_pid(session)
+        yield session
+        assert (await session.run("kept")).text == "=> 'as it was'"
+        assert kernel_pid(session) == before
+
+
+@pytest.fixture
+async def offender(coordinator: Coordinator, neighbour: Session) -> AsyncIterator[Session]:
+    async with coordinator.session(**given()) as session:
+        yield session
+
+
+@asynccontextmanager
+async def limited(coordinator: Coordinator, **limits: int) -> AsyncIterator[Session]:
+    async with coordinator.session(**given(), limits=limits) as session:
+        yield session
+
+
+async def answers(session: Session) -> None:
+    """Within a second, whatever another session does."""
+    with trio.fail_after(1):
+        assert (await session.run("6 * 7")).text == "=> 42"
+
+
+async def test_a_session_is_a_sandbox(offender: Session) -> None:
+    facts = await attempt(offender, "prove")
+    assert facts["pid"] == 2
+    assert facts["pids"] == 1  # init, which is not the session's, is hidden
+    assert facts["uid outside"] not in (0, os.getuid() if os.geteuid() == 0 else -1)
+
+
+@pytest.mark.needs("root", "cgroups", "landlock")
+async def test_with_every_layer_it_is_called_full(offender: Session) -> None:
+    info = await offender.info()
+    assert (info.isolation, info.isolation_missing) == ("full", ())
+
+
+async def test_each_session_has_a_user_of_its_own(offender: Session, neighbour: Session) -> None:
+    one, other = [(await attempt(s, "prove"))["uid outside"] for s in (offender, neighbour)]
+    if os.geteuid() == 0:
+        assert one != other
+    else:
+        assert one == other == os.getuid()
+
+
+# A neighbour's, and the host's
+
+
+async def test_a_neighbours_processes_are_out_of_reach(
+    offender: Session, neighbour: Session
+) -> None:
+    for pid in (kernel_pid(neighbour), os.getpid(), os.getppid()):
+        found = await attempt(offender, "against_process", pid)
+        files = {"environ", "mem", "maps", "cmdline", "status", "root", "fd", "cwd", "ns"}
+        assert {name: found.pop(name) for name in files} == dict.fromkeys(files, "ENOENT")
+        assert found.pop("ptrace") == "EPERM"
+        assert set(found.values()) == {"ESRCH"}, found
+
+
+async def test_its_own_init_can_be_neither_seen_nor_ended(offender: Session) -> None:
+    found = await attempt(offender, "against_process", 1)
+    assert (found["environ"], found["root"], found["ptrace"]) == ("ENOENT", "ENOENT", "EPERM")
+    await answers(offender)
+
+
+async def test_a_neighbours_sockets_are_out_of_reach(
+    offender: Session, neighbour: Session, coordinator: Coordinator
+) -> None:
+    port = await attempt(neighbour, "listen", "theirs")
+    for own in ("\0theirs", "theirs", ["127.0.0.1", port]):
+        assert await attempt(neighbour, "connect", own) == "done"
+    assert await attempt(offender, "connect", "\0theirs") == "ECONNREFUSED"
+    assert await attempt(offender, "connect", ["127.0.0.1", port]) == "ECONNREFUSED"
+    directory = neighbour._parts.workspace
+    for path in (directory / "theirs", directory.parent / "run" / "k-1"):
+        assert path.is_socket()
+        assert await attempt(offender, "connect", str(path)) in ("ENOENT", "EACCES")
+
+
+async def test_the_hosts_listeners_are_out_of_reach(offender: Session, tmp_path: Path) -> None:
+    name = f"replsvc-test-{os.getpid()}"
+    with (
+        socket.create_server(("127.0.0.1", 0)) as tcp,
+        socket.socket(socket.AF_UNIX) as abstract,
+        socket.socket(socket.AF_UNIX) as file,
+    ):
+        abstract.bind(f"\0{name}")
+        file.bind(str(tmp_path / "s"))
+        for one in (abstract, file):
+            one.listen()
+        for address in (f"\0{name}", str(tmp_path / "s")):
+            with socket.socket(socket.AF_UNIX) as client:
+                client.connect(address)  # they are there
+        assert await attempt(offender, "connect", list(tcp.getsockname())) == "ECONNREFUSED"
+        assert await attempt(offender, "connect", f"\0{name}") == "ECONNREFUSED"
+        assert await attempt(offender, "connect", str(tmp_path / "s")) == "ENOENT"
+        assert select.select([tcp], [], [], 0)[0] == []
+
+
+async def test_there_is_no_network_but_loopback(offender: Session) -> None:
+    assert await attempt(offender, "network") == {
+        "interfaces": ["lo"],
+        "resolve": "ENOENT",
+        "tcp": "ENETUNREACH",
+        "metadata": "ENETUNREACH",
+        "udp": "ENETUNREACH",
+        "raw": "EPERM",
+        "packet": "EAFNOSUPPORT",
+        "vsock": "EAFNOSUPPORT",
+        "alg": "EAFNOSUPPORT",
+    }
+
+
+async def test_a_neighbours_files_can_not_be_found(offender: Session, neighbour: Session) -> None:
+    await attempt(neighbour, "leave_marks", "mark-of-a-neighbour")
+    assert len(await attempt(neighbour, "find", ["mark-of-a-neighbour"])) == 4
+    assert await attempt(offender, "find", ["mark-of-a-neighbour"]) == []
+
+
+async def test_the_hosts_files_can_not_be_read(
+    coordinator: Coordinator, offender: Session, neighbour: Session, tmp_path: Path
+) -> None:
+    (tmp_path / "secret").write_text("the host's")
+    there = [
+        "/etc/shadow",
+        "/etc/passwd-",
+        f"/proc/{os.getpid()}/environ",
+        "/proc/1/environ",
+        "/proc/kcore",
+        "/sys/kernel/notes",
+        str(tmp_path / "secret"),
+        str(coordinator._runtime / "lock"),
+        str(neighbour._parts.workspace / "attempts.py"),
+        str(offender._parts.workspace / "attempts.py"),
+    ]
+    found = {path: await attempt(offender, "read", path) for path in there if Path(path).exists()}
+    assert len(found) > 5
+    # What lies on the way to the interpreter is ours, and empty but for that.
+    masked = {"/proc/kcore"}
+    assert {found[path] for path in found if path not in masked} <= {"ENOENT", "EACCES"}, found
+    databases = [path.name for path in coordinator._runtime.rglob("*.db*")]
+    assert databases
+    assert await attempt(offender, "find", ["secret", "lock", "shadow", *databases]) == []
+
+
+async def test_nothing_of_the_coordinators_environment_or_keys_is_in_sight(
+    offender: Session,
+) -> None:
+    text = await attempt(offender, "all_environments")
+    assert "HOME=/session/work" in text
+    assert SECRET not in text
+    assert await attempt(offender, "secrets_in", text) == []
+    assert os.environ["SECRET_OF_THE_COORDINATOR"] == SECRET
+
+
+async def test_no_process_on_the_host_has_a_key_in_its_command_line(
+    keys: list[str], offender: Session
+) -> None:
+    assert len(keys) >= 2
+    for path in Path("/proc").glob("[0-9]*/"):
+        for name in ("cmdline", "environ"):
+            try:
+                said = (path / name).read_bytes()
+            except OSError:
+                continue  # it has ended
+            assert not any(one.encode() in said for one in keys), path
+
+
+async def test_only_its_own_directories_can_be_written(offender: Session) -> None:
+    assert await attempt(offender, "writable") == [
+        "/dev/shm", "/session/run", "/session/tmp", "/session/work",
+    ]  # fmt: skip
+    files = [sys.executable, os.__file__, "/etc/hosts", "/session/etc/passwd", "/usr/bin/env"]
+    found = await attempt(offender, "written", files)
+    assert set(found.values()) <= {"EROFS", "EACCES", "EPERM", "ETXTBSY"}, found
+
+
+async def test_dangerous_calls_are_refused(offender: Session) -> None:
+    numbers = _syscalls.TABLES[_syscalls.ARCHITECTURE]
+    found = await attempt(offender, "calls", {name: numbers[name] for name in DENIED})
+    assert found == dict.fromkeys(DENIED, "EPERM")
+    assert await attempt(offender, "calls", {"clone3": numbers["clone3"]}) == {"clone3": "ENOSYS"}
+    found = await attempt(offender, "new_namespaces", numbers["clone"])
+    assert set(found.values()) == {"EPERM"}
+
+
+@pytest.mark.needs("cgroups")
+async def test_its_control_group_can_be_neither_seen_nor_left(
+    coordinator: Coordinator, offender: Session
+) -> None:
+    own = groups(coordinator, offender)
+    assert own
+    for group in own:
+        found = await attempt(offender, "written", [f"{group}/cgroup.procs"])
+        assert set(found.values()) == {"ENOENT"}
+    assert await attempt(offender, "find", ["cgroup.procs", "pids.max", "memory.max"]) == []
+    pid = str(kernel_pid(offender))
+    assert all(pid in (group / "cgroup.procs").read_text().split() for group in own)
+
+
+# Limits
+
+
+async def test_limits_can_not_be_raised(offender: Session) -> None:
+    found = await attempt(offender, "raised_limits")
+    assert {"RLIMIT_NOFILE", "RLIMIT_FSIZE", "RLIMIT_MEMLOCK"} <= found.keys()
+    assert set(found.values()) == {"refused"}
+
+
+@pytest.mark.needs("cgroups")
+async def test_memory_past_the_limit_is_explained_and_the_next_call_works(
+    coordinator: Coordinator, neighbour: Session
+) -> None:
+    async with limited(coordinator, memory_bytes=128 * MiB) as session:
+        await session.run("lost = 1")
+        call = await session.run("print('begun')\nx = bytearray()\nwhile True: x += bytes(1 << 20)")
+        assert (call.status, call.state_lost) == ("killed", True)
+        assert call.cause is not None
+        assert (call.cause.kind, call.cause.limit) == ("oom", 128 * MiB)
+        assert call.cause.peak is not None
+        assert 100 * MiB < call.cause.peak <= 128 * MiB
+        assert call.text.startswith("begun\n")
+        assert "128 MiB" in call.text
+        await answers(neighbour)
+        assert (await session.run("'lost' in globals()")).text == "=> False"
+
+
+@pytest.mark.needs("cgroups")
+async def test_a_child_that_used_too_much_memory_is_no_reason_for_a_later_death(
+    coordinator: Coordinator,
+) -> None:
+    async with limited(coordinator, memory_bytes=128 * MiB) as session:
+        code = (
+            "import subprocess, sys\n"
+            "hog = 'x = bytearray()\\nwhile True: x += bytes(1 << 20)'\n"
+            "subprocess.run([sys.executable, '-c', hog]).returncode"
+        )
+        assert (await session.run(code)).text == "=> -9"
+        call = await session.run("import os; os.kill(os.getpid(), 11)")
+        assert call.status == "killed"
+        assert call.cause is not None
+        assert (call.cause.kind, call.cause.signal) == ("signal", signal.SIGSEGV)
+
+
+@pytest.mark.needs("cgroups")
+async def test_a_fork_bomb_harms_nobody_and_nothing_of_it_is_left(
+    coordinator: Coordinator, neighbour: Session
+) -> None:
+    async with limited(coordinator, processes=64) as session:
+        assert (await attempt(session, "prove"))["CapEff"] == "0" * 16
+        if group_file(coordinator, session, "pids.max") != "64":
+            pytest.fail("not tried: the number of processes is not limited")
+        code = "import attempts, signal\nattempts.fork_bomb()\nprint('full')\nsignal.pause()"
+        bombed = await start(session, code, b"full\n")
+        assert group_file(coordinator, session, "pids.current") == "64"
+        await answers(neighbour)
+        with trio.fail_after(1):
+            result = await session.interrupt()
+        assert result.delivered
+        assert (await bombed.wait()).status == "interrupted"
+        await answers(neighbour)
+        members = Members(coordinator, session)
+        assert len(members) > 10
+        directories = groups(coordinator, session)
+    assert members.alive() == []
+    members.close()
+    assert not any(directory.exists() for directory in directories)
+
+
+@pytest.mark.needs("cgroups")
+async def test_a_call_that_is_a_fork_bomb_ends_at_its_deadline(
+    coordinator: Coordinator, neighbour: Session
+) -> None:
+    async with limited(coordinator, processes=64) as session:
+        await attempt(session, "prove")
+        if group_file(coordinator, session, "pids.max") != "64":
+            pytest.fail("not tried: the number of processes is not limited")
+        code = "import attempts\nattempts.fork_bomb()\nexec(attempts.BOMB)"
+        call = await session.run(code, timeout_s=2)
+        assert (call.status, call.state_lost) == ("timeout", True)
+        await answers(neighbour)
+        assert (await session.run("1 + 1")).text == "=> 2"
+
+
+@pytest.mark.needs("cgroups")
+async def test_ten_thousand_threads_are_an_error_in_the_cell(
+    coordinator: Coordinator, offender: Session, neighbour: Session
+) -> None:
+    assert group_file(coordinator, offender, "pids.max") == "256"
+    said, count = await attempt(offender, "start_threads", 10_000)
+    assert said == "can't start new thread"
+    assert 100 < count < 256
+    await answers(neighbour)
+    await answers(offender)
+
+
+@pytest.mark.parametrize("place", ["/tmp", "/dev/shm"])
+async def test_a_full_temporary_directory_is_an_error_in_the_cell(
+    offender: Session, neighbour: Session, place: str
+) -> None:
+    said, size = await attempt(offender, "fill", place)
+    assert said == "ENOSPC"
+    assert size <= 512 * MiB
+    assert await attempt(offender, "make_files", place) == "ENOSPC"
+    await answers(neighbour)
+    await answers(offender)
+
+
+async def test_a_crash_leaves_no_core_dump(offender: Session) -> None:
+    assert await attempt(offender, "crash") == [signal.SIGABRT, False, []]
+
+
+async def test_open_files_are_limited(coordinator: Coordinator) -> None:
+    async with limited(coordinator, open_files=64) as session:
+        assert await attempt(session, "open_many") == ["EMFILE", 64]
+        await answers(session)
+
+
+async def test_the_size_of_a_file_is_limited(coordinator: Coordinator) -> None:
+    async with limited(coordinator, file_bytes=3 * MiB) as session:
+        assert await attempt(session, "fill", ".") == ["EFBIG", 3 * MiB]
+        await answers(session)
+
+
+# Ends
+
+
+@pytest.mark.needs("cgroups")
+@pytest.mark.parametrize("end", ["close", "restart"])
+async def test_a_process_that_has_left_every_group_and_heeds_nothing_is_gone(
+    coordinator: Coordinator, neighbour: Session, end: str
+) -> None:
+    async with limited(coordinator) as session:
+        left = await attempt(session, "linger")
+        assert left > 2
+        members = Members(coordinator, session)
+        assert len(members) == 2
+        directories = groups(coordinator, session)
+        if end == "restart":
+            await session.restart()
+            assert members.alive() == []
+            await answers(session)
+    assert members.alive() == []
+    members.close()
+    assert not any(directory.exists() for directory in directories)
+    assert not session._parts.workspace.parent.exists()
