@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -72,15 +73,10 @@ def group_file(coordinator: Coordinator, session: Session, name: str) -> str | N
     return None
 
 
-class Members:
-    """The processes of a session, held so that no other is mistaken for them."""
+class Held:
+    """Processes held by pidfd, so that no other is mistaken for them."""
 
-    def __init__(self, coordinator: Coordinator, session: Session) -> None:
-        pids = {
-            int(line)
-            for group in groups(coordinator, session)
-            for line in (group / "cgroup.procs").read_text().split()
-        }
+    def __init__(self, pids: Iterable[int]) -> None:
         self._handles: dict[int, int] = {}
         for pid in pids:
             with suppress(ProcessLookupError):
@@ -93,7 +89,32 @@ class Members:
         """Those that have not ended."""
         return [pid for pid, fd in self._handles.items() if not select.select([fd], [], [], 0)[0]]
 
+    def wait_gone(self, timeout_s: float = 30) -> None:
+        """Wait until the last one has ended."""
+        for pid, fd in self._handles.items():
+            assert select.select([fd], [], [], timeout_s)[0], f"process {pid} is still there"
+
     def close(self) -> None:
         """Let go of them."""
         while self._handles:
             os.close(self._handles.popitem()[1])
+
+
+def members(coordinator: Coordinator, session: Session) -> Held:
+    """The processes in a session's control groups."""
+    return Held(
+        {
+            int(line)
+            for group in groups(coordinator, session)
+            for line in (group / "cgroup.procs").read_text().split()
+        }
+    )
+
+
+def below(pid: int) -> list[int]:
+    """The children of a process, their children, and so on."""
+    found = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, path.read_text().split()):
+            found += [child, *below(child)]
+    return found

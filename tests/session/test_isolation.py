@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from outside import Members, attempt, given, group_file, groups, kernel_pid, start
+from outside import attempt, given, group_file, groups, kernel_pid, members, start
 
 from replsvc.config import Config, Limits
 from replsvc.coordinator import Coordinator
@@ -326,11 +326,11 @@ async def test_a_fork_bomb_harms_nobody_and_nothing_of_it_is_left(
         assert result.delivered
         assert (await bombed.wait()).status == "interrupted"
         await answers(neighbour)
-        members = Members(coordinator, session)
-        assert len(members) > 10
+        held = members(coordinator, session)
+        assert len(held) > 10
         directories = groups(coordinator, session)
-    assert members.alive() == []
-    members.close()
+    assert held.alive() == []
+    held.close()
     assert not any(directory.exists() for directory in directories)
 
 
@@ -400,14 +400,14 @@ async def test_a_process_that_has_left_every_group_and_heeds_nothing_is_gone(
     async with limited(coordinator) as session:
         left = await attempt(session, "linger")
         assert left > 2
-        members = Members(coordinator, session)
-        assert len(members) == 2
+        held = members(coordinator, session)
+        assert len(held) == 2
         directories = groups(coordinator, session)
         if end == "restart":
             await session.restart()
-            assert members.alive() == []
+            assert held.alive() == []
             await answers(session)
-    assert members.alive() == []
-    members.close()
+    assert held.alive() == []
+    held.close()
     assert not any(directory.exists() for directory in directories)
     assert not session._parts.workspace.parent.exists()

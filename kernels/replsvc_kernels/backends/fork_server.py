@@ -13,7 +13,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from typing import Any
 import trio
 
 from replsvc_kernels.backends.forked import ForkedProcess, host_pid
+from replsvc_kernels.backends.keeper import Keeper
 from replsvc_kernels.backends.process import check_python
 from replsvc_kernels.backends.surroundings import kernel_environment
 from replsvc_kernels.kernel import LaunchError, LaunchSpec, LaunchTimeout
@@ -32,6 +33,8 @@ DIRECTORY = Path(__file__).parent.parent
 # Requests on their way at a time: the socket holds that many, and so do the descriptors that may be
 # in flight. It forks one after the other in any case.
 AT_A_TIME = 16
+# What a server that could not start gets to end by itself.
+ENDING_S = 1.0
 # Mounts besides pipes and control groups; the server's end takes more than these together.
 MOST_DESCRIPTORS = 200
 # Ids from here on are for sessions' users, as root: far above what systems give to anybody.
@@ -64,36 +67,8 @@ class Layers:
     own_ids: bool
 
 
-class _Keeper:
-    """Pid 1 of a server's pid namespace, which lives until the server and its kernels have ended.
-
-    It ends when the last writer of a pipe does: we are the only one.
-    """
-
-    def __init__(self) -> None:
-        self.held, self._hold = os.pipe2(os.O_CLOEXEC)
-        self._users = 1
-
-    def take(self) -> None:
-        """Another one of its processes is to live."""
-        self._users += 1
-
-    def give_back(self) -> None:
-        """One of them has ended."""
-        self._users -= 1
-        if self._users == 0:
-            os.close(self._hold)
-
-    async def watch(self, pidfd: int) -> None:
-        """Live as long as it does; cancelling ends it, and with it all that is left below it."""
-        try:
-            await trio.lowlevel.wait_readable(pidfd)
-        finally:
-            with trio.CancelScope(shield=True):
-                with suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-                await trio.lowlevel.wait_readable(pidfd)
-            os.close(pidfd)
+class ServerEnded(LaunchError):  # noqa: N818 - it says what happened
+    """The server died while it was asked: its successor has not been."""
 
 
 class ForkServer:
@@ -107,7 +82,7 @@ class ForkServer:
         self._forking: dict[int, trio.Event] = {}
         self._answers: dict[int, tuple[int, int] | str] = {}
         self._processes: dict[int, ForkedProcess] = {}
-        self._keeper: _Keeper | None = None
+        self._keeper: Keeper | None = None
         self._wanted, self._changed = trio.Event(), trio.Event()
         self._room = trio.CapacityLimiter(AT_A_TIME)
         self._failure: LaunchError | LaunchTimeout | None = None
@@ -142,23 +117,29 @@ class ForkServer:
             control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             stack.callback(control.close)
             control.setblocking(False)
-            keeper = _Keeper()
+            keeper = Keeper()
             stack.callback(keeper.give_back)
             with theirs:
                 try:
                     socket.send_fds(control, [json.dumps(config).encode()], [keeper.held])
                 finally:
                     os.close(keeper.held)
-                server = await self._spawn(python, theirs.fileno())
+                parent = await self._spawn(python, theirs.fileno())
             try:
-                await self._hear(control, keeper, keepers)
-            finally:
+                above = await self._ready(control)
+            except BaseException:
                 with trio.CancelScope(shield=True):
-                    # With our ends closed the server ends by itself, and the keeper with the last
-                    # of its kernels.
+                    # With our ends closed it ends by itself, unless it hangs.
                     stack.close()
-                    server.kill()
-                    await server.wait()
+                    with trio.move_on_after(ENDING_S):
+                        await parent.wait()
+                    parent.kill()
+                    await parent.wait()
+                raise
+            keepers.start_soon(keeper.watch, above, parent)
+            self._control, self._keeper = control, keeper
+            self._change()
+            await self._hear(control)
 
     async def _spawn(self, python: str, fd: int) -> trio.Process:
         launch = LaunchSpec(workspace=WORK, python=python, env=self._spec.env)
@@ -193,7 +174,8 @@ class ForkServer:
             "first_uid": FIRST_UID,
         }
 
-    async def _hear(self, control: socket.socket, keeper: _Keeper, keepers: trio.Nursery) -> None:
+    async def _ready(self, control: socket.socket) -> int:
+        """Wait for the server's first word; returns the pidfd of its keeper."""
         ready: dict[str, Any] = {}
         handles: list[int] = []
         with trio.move_on_after(self._spec.start_timeout_s) as start:
@@ -210,9 +192,9 @@ class ForkServer:
         above, server = handles
         self.pid = host_pid(server)
         os.close(server)
-        keepers.start_soon(keeper.watch, above)
-        self._control, self._keeper = control, keeper
-        self._change()
+        return above
+
+    async def _hear(self, control: socket.socket) -> None:
         while True:
             packet, fds = await _receive(control)
             if not packet:
@@ -253,19 +235,22 @@ class ForkServer:
         return self._control
 
     async def fork(self, request: Mapping[str, Any], fds: Sequence[int]) -> ForkedProcess:
-        """A new kernel's process; whoever asks runs it. Raises `LaunchError`."""
+        """A new kernel's process; whoever asks runs it. Raises `LaunchError`, `ServerEnded`."""
         if len(fds) > MOST_DESCRIPTORS:
             raise LaunchError(f"{len(fds)} descriptors are more than a session can be given")
         self._numbers += 1
         number = self._numbers
-        event = self._forking[number] = trio.Event()
+        event = trio.Event()
         try:
             async with self._room:
                 keeper = await self._ask({"fork": number, **request}, fds)
+                self._forking[number] = event
                 await event.wait()
         finally:
-            del self._forking[number]
-        answer = self._answers.pop(number, "it ended")
+            self._forking.pop(number, None)
+        answer = self._answers.pop(number, None)
+        if answer is None:
+            raise ServerEnded("the fork server ended while it forked")
         if isinstance(answer, str):
             raise LaunchError(f"the fork server could not fork: {answer}")
         keeper.take()
@@ -279,7 +264,7 @@ class ForkServer:
         )
         return process
 
-    async def _ask(self, request: Mapping[str, Any], fds: Sequence[int]) -> _Keeper:
+    async def _ask(self, request: Mapping[str, Any], fds: Sequence[int]) -> Keeper:
         """Send a request to the server, or to its successor; returns what holds it."""
         body = json.dumps(request).encode()
         while True:
@@ -290,11 +275,8 @@ class ForkServer:
                 socket.send_fds(control, [body], list(fds))
             except BlockingIOError:
                 await trio.lowlevel.wait_writable(control)
-            except ConnectionError:
-                # It has died, and it is about to be noticed.
-                changed = self._changed
-                if control is self._control:
-                    await changed.wait()
+            except ConnectionError as error:
+                raise ServerEnded("the fork server has ended") from error
             except OSError as error:
                 raise LaunchError(f"the fork server does not take requests: {error}") from error
             else:

@@ -14,7 +14,12 @@ from typing import Any
 import trio
 
 from replsvc_kernels.backends.base import Backend, Isolation
-from replsvc_kernels.backends.fork_server import FIRST_UID, ForkServer, ServerSpec
+from replsvc_kernels.backends.fork_server import (
+    FIRST_UID,
+    ForkServer,
+    ServerEnded,
+    ServerSpec,
+)
 from replsvc_kernels.backends.forked import ForkedProcess
 from replsvc_kernels.backends.guest_kernel import GuestEnds, guest_kernel
 from replsvc_kernels.backends.surroundings import kernel_environment
@@ -30,6 +35,8 @@ from replsvc_kernels.messages import Exit
 from replsvc_kernels.sandbox import cgroups, mounts, namespaces
 from replsvc_kernels.sandbox.session_root import RUN, TMP, WORK
 
+# Servers that may die while they fork the same kernel.
+ATTEMPTS = 3
 SHARED_MEMORY_BYTES = 256 * 1024 * 1024
 TMP_BYTES = 512 * 1024 * 1024
 
@@ -163,28 +170,47 @@ class ForkServerBackend(Backend):
             group = self._group(name, spec.resources)
             if group is not None:
                 stack.callback(group.remove)
-            ends = GuestEnds(f"/proc/self/fd/{place}/k", f"{RUN}/k", spec.limits.max_streams)
-            stack.callback(ends.pump.close)
+            isolation: Isolation = "partial" if await self.missing() else "full"
+            request = self._request(spec, name, user)
             async with background_nursery() as nursery:
-                with ends.theirs as theirs:
-                    fds = [ends.guest_end.fileno(), *ends.stdio]
-                    joins = group.join_descriptors() if group is not None else []
-                    shown = [_show(mount.source) for mount in spec.mounts]
-                    for fd in (*joins, *shown):
-                        theirs.callback(os.close, fd)
-                    request = {**self._request(spec, name, user), "joins": len(joins)}
-                    process: ForkedProcess | None = None
-                    with trio.move_on_at(deadline):
-                        process = await self._server.fork(request, [*fds, *joins, *shown])
-                    if process is None:
-                        raise LaunchTimeout(
-                            f"the kernel was not forked after {spec.startup_timeout_s:g} s"
-                        )
-                    process.explain = lambda exit_: _explained(exit_, group)
-                    nursery.start_soon(process.run)
-                isolation: Isolation = "partial" if await self.missing() else "full"
+                ends, process = await self._forked(request, place, spec, group, deadline)
+                stack.callback(ends.pump.close)
+                process.explain = lambda exit_: _explained(exit_, group)
+                nursery.start_soon(process.run)
                 async with guest_kernel(ends, process, nursery, spec, isolation, deadline) as k:
                     yield k
+
+    async def _forked(
+        self,
+        request: Mapping[str, Any],
+        place: int,
+        spec: LaunchSpec,
+        group: cgroups.Cgroup | None,
+        deadline: float,
+    ) -> tuple[GuestEnds, ForkedProcess]:
+        """A kernel's process, and what we hold of it; from the next server if this one dies."""
+        with trio.move_on_at(deadline):
+            for attempt in range(ATTEMPTS):
+                # Each time new ones: a kernel may have them whose server died before it said so.
+                ends = GuestEnds(f"/proc/self/fd/{place}/k", f"{RUN}/k", spec.limits.max_streams)
+                with ExitStack() as undo, ends.theirs as theirs:
+                    undo.callback(ends.pump.close)
+                    joins = group.join_descriptors() if group is not None else []
+                    for fd in joins:
+                        theirs.callback(os.close, fd)
+                    fds = [ends.guest_end.fileno(), *ends.stdio, *joins]
+                    for mount in spec.mounts:
+                        fds.append(_show(mount.source))
+                        theirs.callback(os.close, fds[-1])
+                    try:
+                        process = await self._server.fork({**request, "joins": len(joins)}, fds)
+                    except ServerEnded:
+                        if attempt + 1 == ATTEMPTS:
+                            raise
+                    else:
+                        undo.pop_all()
+                        return ends, process
+        raise LaunchTimeout(f"the kernel was not forked after {spec.startup_timeout_s:g} s")
 
     def _make_directories(self, run: Path, workspace: str, user: int) -> None:
         try:

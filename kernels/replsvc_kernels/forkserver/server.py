@@ -18,6 +18,7 @@ import importlib
 import os
 import select
 import signal
+import sys
 import traceback
 from typing import Any
 
@@ -56,8 +57,8 @@ def _staging(own: str, needed: list[str]) -> str:
 
 
 def _one_line(error: BaseException) -> str:
-    if isinstance(error, ImportError):
-        return f"{error}; the environment needs ipykernel, and what it preloads"
+    if type(error) is RuntimeError:
+        return str(error)[:2_000]
     text = "".join(traceback.format_exception_only(type(error), error))
     return " ".join(text.split())[:2_000]
 
@@ -73,9 +74,21 @@ class _Server:
         # Set before libraries read them: a thread more, and no fork would be safe.
         for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
             os.environ.setdefault(name, "1")
-        self._app = importlib.import_module("_replsvc_guest.app").build()
+        try:
+            self._app = importlib.import_module("_replsvc_guest.app").build()
+        except ImportError as error:
+            raise RuntimeError(
+                f"kernels need ipykernel, and it can't be imported ({error}). "
+                f"Install it: {sys.executable} -m pip install ipykernel"
+            ) from error
         for name in config.get("preload", ()):
-            importlib.import_module(name)
+            try:
+                importlib.import_module(name)
+            except Exception as error:
+                raise RuntimeError(
+                    f"preload: {name} can't be imported ({type(error).__name__}: {error}). "
+                    f"Install it in the environment of {sys.executable}, or don't preload it"
+                ) from error
         self._warm()
         namespaces.assert_one_thread()
         self._init = init.prepare()
@@ -116,11 +129,13 @@ class _Server:
             _keep(self._control, descriptors)
         server = os.fork()
         if server:
-            # The process that the host started is left with nothing to do but to pass the end on.
+            # The process that the host started is left with nothing to do but to wait for both:
+            # no other may have to, whatever is pid 1 on this machine.
             self._control.close()
             close_all(descriptors)
-            _, status = os.waitpid(server, 0)
-            os._exit(min(255, abs(os.waitstatus_to_exitcode(status))))
+            for pid in (server, keeper):
+                os.waitpid(pid, 0)
+            os._exit(0)
         close_all(descriptors)
         namespaces.unshare(namespaces.NEWNS)
         server_root.enter(self._root)
