@@ -89,6 +89,16 @@ async def answers(session: Session) -> None:
         assert (await session.run("6 * 7")).text == "=> 42"
 
 
+async def test_outside_of_a_sandbox_nothing_is_tried() -> None:
+    config = Config(isolation="none")
+    async with Coordinator(config) as coordinator, coordinator.session(**given()) as session:
+        call = await session.run("import attempts\nprint('went on')")
+        assert call.status == "error"
+        assert call.error is not None
+        assert call.error.ename == "NotTried"
+        assert call.error.evalue.startswith("not tried: this is no sandbox")
+
+
 async def test_a_session_is_a_sandbox(offender: Session) -> None:
     facts = await attempt(offender, "prove")
     assert facts["pid"] == 2
