@@ -198,6 +198,28 @@ async def test_a_kernel_that_is_not_forked_in_time_is_a_timeout(
         assert await said(kernel, "print(1)") == "1\n"
 
 
+@pytest.mark.needs("root")
+async def test_without_control_groups_each_users_processes_are_limited(
+    servers: ForkServers, backend: ForkServerBackend
+) -> None:
+    servers._looked_for_cgroups = True  # and found none
+    limited = Resources(processes=64)
+    count = (
+        "import threading\nstop, threads = threading.Event(), []\n"
+        "try:\n    for _ in range(500):\n"
+        "        threads.append(threading.Thread(target=stop.wait)); threads[-1].start()\n"
+        "except RuntimeError: print(len(threads))\n"
+        "stop.set()\nfor one in threads[:-1]: one.join()"
+    )
+    async with (
+        opened(backend, isolated(servers, "one", resources=limited)) as one,
+        opened(backend, isolated(servers, "two", resources=limited)) as two,
+    ):
+        assert one.info.isolation == "partial"
+        for kernel in (one, two):
+            assert 32 < int(await said(kernel, count)) <= 64
+
+
 # Much at a time
 
 

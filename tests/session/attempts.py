@@ -217,7 +217,7 @@ def written(paths: list[str]) -> dict[str, str]:
 def leave_marks(name: str) -> None:
     """A file of this name wherever a session can make one."""
     for place in (".", "/tmp", "/dev/shm", "/session/run"):
-        Path(place, name).write_text("theirs")
+        outcome(Path(place, name).touch)
 
 
 def fill(directory: str) -> list[Any]:
@@ -331,7 +331,7 @@ def start_threads(most: int) -> list[Any]:
 def crash() -> list[Any]:
     """A child that dumps core, and the files that were not there before."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # says "done" and changes nothing
-    places = (".", "/tmp", "/session/run")
+    places = (".", "/tmp")
     before = {place: set(os.listdir(place)) for place in places}
     child = os.fork()
     if child == 0:
@@ -402,3 +402,20 @@ def linger() -> int:
 def secrets_in(text: str) -> list[str]:
     """What looks like a key."""
     return re.findall(r"[0-9a-f]{32,}", text)
+
+
+def in_memory(halves: list[str]) -> int:
+    """How often the two halves together are somewhere in our own memory; only here apart."""
+    pattern = re.compile(
+        re.escape(halves[0].encode()) + b"(?=" + re.escape(halves[1].encode()) + b")"
+    )
+    count = 0
+    with open("/proc/self/maps") as maps, open("/proc/self/mem", "rb", buffering=0) as memory:
+        for line in maps:
+            place, rights = line.split()[:2]
+            start, end = (int(one, 16) for one in place.split("-"))
+            if rights.startswith("rw"):
+                with contextlib.suppress(OSError):
+                    memory.seek(start)
+                    count += len(pattern.findall(memory.read(end - start)))
+    return count

@@ -234,8 +234,11 @@ class ForkServer:
                 raise self._failure
         return self._control
 
-    async def fork(self, request: Mapping[str, Any], fds: Sequence[int]) -> ForkedProcess:
-        """A new kernel's process; whoever asks runs it. Raises `LaunchError`, `ServerEnded`."""
+    async def fork(self, fds: Sequence[int]) -> ForkedProcess:
+        """A new kernel's process, given what `forkserver.child` lists; whoever asks runs it.
+
+        Raises `LaunchError`, `ServerEnded`.
+        """
         if len(fds) > MOST_DESCRIPTORS:
             raise LaunchError(f"{len(fds)} descriptors are more than a session can be given")
         self._numbers += 1
@@ -243,7 +246,7 @@ class ForkServer:
         event = trio.Event()
         try:
             async with self._room:
-                keeper = await self._ask({"fork": number, **request}, fds)
+                keeper = await self._ask({"fork": number}, fds)
                 self._forking[number] = event
                 await event.wait()
         finally:

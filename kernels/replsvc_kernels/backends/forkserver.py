@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -178,6 +179,9 @@ class ForkServerBackend(Backend):
                 process.explain = lambda exit_: _explained(exit_, group)
                 nursery.start_soon(process.run)
                 async with guest_kernel(ends, process, nursery, spec, isolation, deadline) as k:
+                    if servers.how == namespaces.ROOT:
+                        # The sockets are there; nothing else is to be put beside them.
+                        os.chown(run, os.geteuid(), os.getegid())
                     yield k
 
     async def _forked(
@@ -198,12 +202,14 @@ class ForkServerBackend(Backend):
                     joins = group.join_descriptors() if group is not None else []
                     for fd in joins:
                         theirs.callback(os.close, fd)
-                    fds = [ends.guest_end.fileno(), *ends.stdio, *joins]
+                    body = _file({**request, "joins": len(joins)})
+                    theirs.callback(os.close, body)
+                    fds = [body, ends.guest_end.fileno(), *ends.stdio, *joins]
                     for mount in spec.mounts:
                         fds.append(_show(mount.source))
                         theirs.callback(os.close, fds[-1])
                     try:
-                        process = await self._server.fork({**request, "joins": len(joins)}, fds)
+                        process = await self._server.fork(fds)
                     except ServerEnded:
                         if attempt + 1 == ATTEMPTS:
                             raise
@@ -237,6 +243,13 @@ class ForkServerBackend(Backend):
         except OSError as error:
             raise LaunchError(f"the session's control group can't be made: {error}") from error
 
+    def _counts_processes(self) -> bool:
+        """Whether control groups do; else each session's user has a limit, if it has a user."""
+        if self._servers.how == namespaces.SINGLE:
+            return True  # one user for all: a limit of a session's would be its neighbours' too
+        root = self._servers.cgroups
+        return root is not None and "pids" in root.controllers
+
     def _request(self, spec: LaunchSpec, name: str, user: int) -> dict[str, Any]:
         return {
             "user": user,
@@ -248,6 +261,7 @@ class ForkServerBackend(Backend):
             "rlimits": {
                 "open_files": spec.resources.open_files,
                 "file_size": spec.resources.file_bytes,
+                "processes": None if self._counts_processes() else spec.resources.processes,
             },
             "env": {
                 **kernel_environment(spec, spec.python),
@@ -256,6 +270,14 @@ class ForkServerBackend(Backend):
                 **spec.env,
             },
         }
+
+
+def _file(request: Mapping[str, Any]) -> int:
+    """A request as a file in memory, for the one process that it is meant for."""
+    descriptor = os.memfd_create("request", os.MFD_CLOEXEC)
+    with open(descriptor, "wb", closefd=False) as file:
+        file.write(json.dumps(request).encode())
+    return descriptor
 
 
 def _show(source: str) -> int:

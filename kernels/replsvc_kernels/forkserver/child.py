@@ -6,6 +6,7 @@ and capabilities, Landlock, seccomp. Only then are the host's key read and socke
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import sys
@@ -24,21 +25,24 @@ from _replsvc_sandbox import (
     session_root,
 )
 
-# The guest's socket, stdout and stderr arrive in this order, then the cgroups' files, then mounts.
-GUEST, OUT, ERR = range(3)
+# What arrives, in this order, and then the cgroups' files, and mounts.
+REQUEST, GUEST, OUT, ERR = range(4)
 
 
-def become_kernel(
-    app: Any, root: Any, request: dict[str, Any], fds: list[int], single: bool
-) -> None:
+def become_kernel(app: Any, root: Any, fds: list[int], single: bool) -> None:
     """Never returns: the process ends as a kernel. `root` is the server's `ServerRoot`.
 
-    A step that fails is told to the host through the guest's socket.
+    The request is a file that only this process reads: the server, whose memory every later kernel
+    inherits, never has a session's variables in it. A step that fails is told to the host through
+    the guest's socket.
     """
     from _replsvc_guest.link import HostLink
 
     link = None
     try:
+        with open(fds[REQUEST], "rb", buffering=0) as file:
+            file.seek(0)
+            request = json.loads(file.readall())
         joins = fds[ERR + 1 : ERR + 1 + request["joins"]]
         cgroups.join(joins)
         for fd in joins:

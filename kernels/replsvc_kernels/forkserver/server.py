@@ -1,7 +1,7 @@
 """The fork server's process: prepares once, forks often, reports how each kernel ended.
 
-Packets from the host: the configuration first, then `{"fork": ID, ...}` with descriptors, and
-`{"interrupt": ID}` where a signal to a group can't be sent by descriptor. Packets to the host:
+Packets from the host: the configuration first, then `{"fork": ID}` with descriptors (see `child`),
+and `{"interrupt": ID}` where a signal to a group can't be sent by descriptor. Packets to the host:
 `{"ready": ...}` once, with the pidfds of the keeper and of the server;
 `{"forked": ID, "pid": N}` with the pidfds of the kernel and of its init;
 `{"exited": ID, "code": N | "signal": N}` and `{"swept": ID}`, when nothing of it is left.
@@ -164,12 +164,11 @@ class _Server:
                     return 0
                 packet, descriptors = heard
                 if "fork" in packet:
-                    self._fork(packet, descriptors)
+                    self._fork(packet["fork"], descriptors)
                 elif "interrupt" in packet:
                     self._interrupt(packet["interrupt"])
 
-    def _fork(self, request: dict[str, Any], descriptors: list[int]) -> None:
-        number = request["fork"]
+    def _fork(self, number: int, descriptors: list[int]) -> None:
         init_pid = 0
         try:
             namespaces.new_pid_namespace_for_children()
@@ -186,7 +185,7 @@ class _Server:
             self._control.close()
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            child.become_kernel(self._app, self._root, request, descriptors, self._single)
+            child.become_kernel(self._app, self._root, descriptors, self._single)
         self._come_home()
         close_all(descriptors)
         self._kernels[pid] = number
