@@ -13,7 +13,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,8 @@ DIRECTORY = Path(__file__).parent.parent
 # Requests on their way at a time: the socket holds that many, and so do the descriptors that may be
 # in flight. It forks one after the other in any case.
 AT_A_TIME = 16
+# How long a cancelled start waits for word of what it started.
+ANSWER_S = 1.0
 # What a server that could not start gets to end by itself.
 ENDING_S = 1.0
 # Mounts besides pipes and control groups; the server's end takes more than these together.
@@ -212,9 +214,10 @@ class ForkServer:
             self._answers[number] = answer
             event.set()
         elif not isinstance(answer, str):
-            # Whoever asked was cancelled meanwhile.
+            # Whoever asked was cancelled meanwhile; with its init everything of it ends.
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(answer[1], signal.SIGKILL)
             for fd in set(answer):
-                signal.pidfd_send_signal(fd, signal.SIGKILL)
                 os.close(fd)
 
     # What others ask of it
@@ -248,7 +251,13 @@ class ForkServer:
             async with self._room:
                 keeper = await self._ask({"fork": number}, fds)
                 self._forking[number] = event
-                await event.wait()
+                # Cancelled or not: a kernel that we have heard of can be waited for when it is
+                # ended. It takes milliseconds, unless the server hangs.
+                with trio.move_on_after(ANSWER_S) as soon:
+                    soon.shield = True
+                    await event.wait()
+                if not event.is_set():
+                    await event.wait()
         finally:
             self._forking.pop(number, None)
         answer = self._answers.pop(number, None)
