@@ -306,12 +306,18 @@ class Coordinator:
             created_at=session.created_at,
             updated_at=session.created_at,
         )
+        lives = False
         try:
             await self.log.create_session(record)
             await self._nursery.start(self._keep, session)
+            lives = True
             await self.log.update_session(parts.id, state="idle")
         except BaseException:
             with trio.CancelScope(shield=True):
+                if lives:
+                    # Nobody else knows it yet, to end it.
+                    session.scope.cancel()
+                    await session.closed.wait()
                 await self._forget(session, delete=True)
             raise
         self._sessions[parts.id], self._marks[parts.id] = session, mark

@@ -19,6 +19,7 @@ from outside import Held, attempt, below, given, group_file, kernel_pid, start
 
 from replsvc.config import Config, Limits
 from replsvc.coordinator import Coordinator
+from replsvc.errors import StorageError
 from replsvc.session_values import SessionRequest
 
 pytestmark = pytest.mark.needs("userns", "pidns", "seccomp")
@@ -80,6 +81,14 @@ def counted(coordinator: Coordinator, server: int) -> dict[str, object]:
     }
 
 
+async def comes_to(before: dict[str, object], coordinator: Coordinator, server: int) -> None:
+    """Libzmq closes its descriptors in a thread of its own, and tells nobody."""
+    with trio.move_on_after(20):
+        while counted(coordinator, server) != before:
+            await trio.lowlevel.checkpoint()
+    assert counted(coordinator, server) == before
+
+
 async def test_thirty_sessions_one_after_the_other_leave_nothing() -> None:
     async with Coordinator(config()) as coordinator:
         for _ in range(2):
@@ -92,7 +101,46 @@ async def test_thirty_sessions_one_after_the_other_leave_nothing() -> None:
         for _ in range(30):
             async with coordinator.session() as session:
                 await session.run("import subprocess; subprocess.Popen(['sleep', '1000']); None")
-        assert counted(coordinator, server.pid) == before
+        await comes_to(before, coordinator, server.pid)
+
+
+async def test_starts_that_are_cancelled_at_any_moment_leave_nothing() -> None:
+    async with Coordinator(config()) as coordinator:
+        async with coordinator.session() as session:
+            await session.run("1")
+        (server,) = coordinator._backends._servers._servers.values()
+        assert server.pid is not None
+        before = counted(coordinator, server.pid)
+
+        async def one(after_s: float) -> None:
+            with trio.move_on_after(after_s):
+                async with coordinator.session() as session:
+                    await session.run("1")
+
+        for _ in range(4):
+            async with trio.open_nursery() as nursery:
+                for step in range(10):
+                    nursery.start_soon(one, step * 0.02)
+        assert coordinator.list() == ()
+        await comes_to(before, coordinator, server.pid)
+
+
+async def test_a_session_whose_start_can_not_be_recorded_is_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with Coordinator(config()) as coordinator:
+
+        async def fail(*_: object, **__: object) -> None:
+            raise StorageError("the disk is full", hint="")
+
+        async with coordinator.session():
+            before = len(below(os.getpid()))
+            with monkeypatch.context() as patch:
+                patch.setattr(coordinator.log, "update_session", fail)
+                with pytest.raises(StorageError):
+                    await coordinator.open(SessionRequest())
+            assert len(below(os.getpid())) == before
+            assert len(list(coordinator._workspaces.iterdir())) == 1
 
 
 # Killed
