@@ -26,13 +26,22 @@ def make(path: Path, request: SessionRequest, mounts: tuple[Mount, ...] = ()) ->
             _mount(path, mount)
         for name, content in request.files.items():
             _write(path, name, content.content())
+    except InvalidInputError:
+        _unmake(path)
+        raise
     except OSError as error:
-        with contextlib.suppress(OSError):
-            shutil.rmtree(path)
+        _unmake(path)
         raise StorageError(
             f"the session's workspace can't be made: {error.strerror} ({error.filename}).",
             hint="Look at the disk's space and permissions.",
         ) from error
+
+
+def _unmake(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        shutil.rmtree(path)
+    with contextlib.suppress(OSError):
+        path.parent.rmdir()  # unless a kernel has something beside it
 
 
 def _write(root: Path, name: str, content: bytes) -> None:
