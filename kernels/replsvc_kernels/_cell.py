@@ -61,11 +61,14 @@ class WireCell(Cell):
         self._idle = self._done = self._left = self._pumped = False
         self._quick_until = math.inf
         self._failure: BaseException | None = None
+        self._published = 0
 
     # What the channel readers and the pump put in.
 
     async def put(self, message: Message) -> None:
         """From the iopub reader: waits while the consumer is behind."""
+        self._published += 1
+        self._look_for_all()
         if message.type == "status":
             state = message.content.get("execution_state")
             if state == "busy":
@@ -97,6 +100,13 @@ class WireCell(Cell):
         if self.reply is None:
             self.reply = reply
             self._wakeup.set()
+            self._look_for_all()
+
+    def _look_for_all(self) -> None:
+        said = self.reply.published if self.reply is not None else None
+        if said is not None and self._published >= said:
+            # The last is in the inbox before the consumer looks: there is no checkpoint until then.
+            self.idle()
 
     def fail(self, error: BaseException) -> None:
         """The process has ended, or broke the protocol; the first reason counts."""

@@ -99,4 +99,5 @@ def parse_reply(message: Message, limits: Limits) -> Reply:
         parse_failure(content, limits) if status == "error" else None,
         seconds(own.get("cpu_s")),
         count(own.get("max_rss")),
+        count(own.get("published")),
     )

@@ -68,13 +68,18 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A cell's end. `cpu_s` and `max_rss_bytes` are the kernel's own word, for information only."""
+    """A cell's end. `cpu_s` and `max_rss_bytes` are the kernel's own word, for information only.
+
+    `published` is how many messages it published for the cell until then, if it says so: with them
+    at hand nothing is missing, and its idle need not be awaited.
+    """
 
     status: Literal["ok", "error", "aborted"]
     execution_count: int | None = None
     failure: Failure | None = None
     cpu_s: float | None = None
     max_rss_bytes: int | None = None
+    published: int | None = None
 
 
 Output = Stream | DisplayData | ExecuteResult | ClearOutput

@@ -18,6 +18,7 @@ that piece falls back to stock behaviour; nothing here may fail to import.
 - `BaseEventLoop._selector`, `._ready`, `._scheduled`: a child must not share its parent's epoll.
 - `Thread._bootstrap_inner`, and `Thread._context` (3.14): where a new thread gets its cell.
 - `Popen._get_handles`: a process started by an older cell's thread writes to that cell.
+- `ZMQStream._rebuild_io_state`: looks at the socket again after a send that went past the stream.
 - `atexit._run_exitfuncs`: handlers run without waiting for user threads, as a kernel's end can't.
 """
 
@@ -105,6 +106,14 @@ def tune_kernel(kernel: Any) -> None:
 def allow_stdin(kernel: Any, allowed: bool) -> None:
     """Whether the running cell's client answers `input_request`."""
     kernel._allow_stdin = allowed
+
+
+def sends_at_once(stream: Any) -> Any:
+    """What to call after a send on `stream.socket` itself; None: send through the stream.
+
+    A send may swallow the edge that announces a request, which the stream then would never see.
+    """
+    return getattr(stream, "_rebuild_io_state", None) if hasattr(stream, "socket") else None
 
 
 def adopt_loop(kernel: Any) -> None:

@@ -189,7 +189,8 @@ class GuestKernel(IPythonKernel):
         metadata = super().finish_metadata(parent, metadata, reply_content)
         usage, self._usage = self._usage, None
         if usage is not None:
-            metadata["replsvc"] = usage
+            # With these at hand nothing of the cell is missing: the host need not wait for idle.
+            metadata["replsvc"] = {**usage, "published": self.session.published(parent)}
         return metadata
 
     def _publish_execute_input(self, code: str, parent: Any, execution_count: int) -> None:

@@ -12,6 +12,8 @@ import zmq
 from jupyter_client.jsonutil import json_default
 from jupyter_client.session import Session, json_packer
 
+from . import compat
+
 MARKED = frozenset(("display_data", "update_display_data", "execute_result", "clear_output"))
 
 _encode = json.JSONEncoder(
@@ -49,6 +51,8 @@ class GuestSession(Session):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
+        self._counted: Any = None
+        self._count = 0
         self.pack = pack
         self.none = pack({})
 
@@ -69,6 +73,12 @@ class GuestSession(Session):
             return None
         is_message = isinstance(msg_or_type, dict)
         kind = msg_or_type.get("msg_type") if is_message else msg_or_type
+        if isinstance(stream, Publisher):
+            self._count_one(kind, content, msg_or_type["parent_header"] if is_message else parent)
+        look_again = compat.sends_at_once(stream) if kind == "execute_reply" else None
+        if look_again is not None:
+            # The stream itself would send it after what comes next, the kernel's idle.
+            stream = stream.socket
         if kind in MARKED and self.mark is not None:
             place = {"replsvc_mark": self.mark()}
             if is_message:
@@ -76,9 +86,29 @@ class GuestSession(Session):
                 msg_or_type["metadata"] = {**(msg_or_type.get("metadata") or {}), **place}
             else:
                 metadata = {**(metadata or {}), **place}
-        return super().send(
+        sent = super().send(
             stream, msg_or_type, content, parent, ident, buffers, track, header, metadata
         )
+        if look_again is not None:
+            look_again()
+        return sent
+
+    def published(self, parent: Any) -> int | None:
+        """How many messages were published for the request `parent` since its busy."""
+        return self._count if _id(parent) == self._counted else None
+
+    def _count_one(self, kind: Any, content: Any, parent: Any) -> None:
+        asked = _id(parent)
+        if kind == "status" and (content or {}).get("execution_state") == "busy":
+            self._counted, self._count = asked, 0
+        if asked == self._counted:
+            self._count += 1
+
+
+def _id(parent: Any) -> Any:
+    """The id of a request, given it or its header."""
+    parent = parent or {}
+    return parent.get("msg_id") or (parent.get("header") or {}).get("msg_id")
 
 
 class Publisher:

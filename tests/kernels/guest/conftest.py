@@ -140,7 +140,12 @@ class Guest:
             nonce=NONCE,
             **{"hidden": ["replsvc", "replsvc_kernels", "replsvc_extensions"], **hello},
         )
-        self.ready = json.loads(self.host.recv(65536))
+        try:
+            said = self.host.recv(65536)
+        except ConnectionResetError:
+            # It ended without reading our packet; what it said before comes after the error.
+            said = self.host.recv(65536)
+        self.ready = json.loads(said)
         self.context: Any = None
         if not self.ready["ready"]:
             return
