@@ -256,6 +256,7 @@ async def test_what_setup_prints_is_in_the_sessions_log_for_who_debugs_it(
             assert event.data["setup"][0]["names"] == ["ping"]
 
 
+@pytest.mark.parametrize("isolation", ["none"])  # an isolated session has no network to give
 async def test_what_extensions_require_is_checked_with_all_other_issues_before_a_kernel_starts(
     coordinator: Coordinator,
 ) -> None:

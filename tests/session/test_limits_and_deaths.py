@@ -84,6 +84,7 @@ async def test_code_that_swallows_the_interrupt_is_ended_and_the_loss_is_said(
     assert (await session.run("'x' in globals()")).text == "=> False"
 
 
+@pytest.mark.parametrize("isolation", ["none"])  # for isolated ones see test_isolation.py
 @pytest.mark.parametrize(
     "deaf",
     [

@@ -27,7 +27,7 @@ from replsvc_kernels.backends.surroundings import kernel_environment
 from replsvc_kernels.kernel import LaunchError, LaunchSpec, LaunchTimeout
 from replsvc_kernels.messages import Exit
 from replsvc_kernels.sandbox.environment import read_only_paths
-from replsvc_kernels.sandbox.session_root import TMP, WORK
+from replsvc_kernels.sandbox.session_root import WORK
 
 DIRECTORY = Path(__file__).parent.parent
 # Requests on their way at a time: the socket holds that many, and so do the descriptors that may be
@@ -148,7 +148,7 @@ class ForkServer:
         try:
             return await trio.lowlevel.open_process(
                 [python, str(DIRECTORY / "forkserver"), str(fd)],
-                env={**kernel_environment(launch, python), "TMPDIR": TMP},
+                env={**kernel_environment(launch, python), "TMPDIR": WORK},
                 cwd="/",
                 pass_fds=[fd],
                 stdin=subprocess.DEVNULL,

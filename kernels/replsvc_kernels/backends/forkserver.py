@@ -34,7 +34,7 @@ from replsvc_kernels.kernel import (
 )
 from replsvc_kernels.messages import Exit
 from replsvc_kernels.sandbox import cgroups, mounts, namespaces
-from replsvc_kernels.sandbox.session_root import RUN, TMP, WORK
+from replsvc_kernels.sandbox.session_root import RUN, WORK
 
 # Servers that may die while they fork the same kernel.
 ATTEMPTS = 3
@@ -266,7 +266,7 @@ class ForkServerBackend(Backend):
             "env": {
                 **kernel_environment(spec, spec.python),
                 "HOME": WORK,
-                "TMPDIR": TMP,
+                "TMPDIR": WORK,
                 **spec.env,
             },
         }
