@@ -207,6 +207,10 @@ class _Socket:
         if self._waiting is not None and int(self._zmq.get(zmq.EVENTS)) & zmq.POLLIN:
             self._waiting.cancel()
 
+    def unwatch(self) -> None:
+        if not self._zmq.closed:
+            self._zmq.disable_monitor()
+
     def close(self) -> None:
         if not self._zmq.closed:
             trio.lowlevel.notify_closing(self._fd)
@@ -263,8 +267,13 @@ class Channels:
 
     def close(self) -> None:
         """Close all sockets, now: nothing lingers."""
-        for socket in (*self._sockets.values(), *self._monitors):
+        for socket in self._sockets.values():
+            # First: libzmq's own thread waits for ever to tell a monitor that nobody reads, and
+            # every other socket of this process with it.
+            socket.unwatch()
             socket.close()
+        for monitor in self._monitors:
+            monitor.close()
 
     def __enter__(self) -> Channels:
         """Sockets are open from construction on."""

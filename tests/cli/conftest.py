@@ -18,6 +18,12 @@ COMMAND = (sys.executable, "-m", "replsvc")
 DEADLINE_S = 60
 
 
+def _heed_signals() -> None:
+    """The suite may itself run where a shell's `&` or nohup made it ignore these."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 class Command:
     """Starts `replsvc` in an empty directory, with a temporary directory of its own."""
 
@@ -35,8 +41,7 @@ class Command:
             "stdin": subprocess.DEVNULL,
             "stdout": subprocess.PIPE,
             "stderr": subprocess.PIPE,
-            # The suite may itself run where a shell's `&` made it ignore Ctrl-C.
-            "preexec_fn": lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+            "preexec_fn": _heed_signals,
             **options,
         }
         process = subprocess.Popen(
