@@ -1,6 +1,6 @@
 """The two extensions of the data-analysis example: one module-based with opts, one inline.
 
-    replsvc serve --isolation none --ext examples/data_analysis/extensions.py ...
+    replsvc serve --ext examples/data_analysis/extensions.py ...
 
 makes both available to sessions: `datasets` (with its opts) and `house_style`.
 """

@@ -1,6 +1,6 @@
 """Run the example session over HTTP and print its transcript as Markdown.
 
-    replsvc serve --isolation none --port 0 --ready-file ready.json \\
+    replsvc serve --port 0 --ready-file ready.json \\
         --ext 'examples/data_analysis/extensions.py:datasets={"max_rows": 500}' \\
         --ext examples/data_analysis/extensions.py:house_style &
     python examples/data_analysis/run.py ready.json
