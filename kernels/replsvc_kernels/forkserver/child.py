@@ -80,10 +80,6 @@ def _isolate(
             ],
         ),
     )
-    if request.get("give"):
-        # The host could not: these ids are the server's to give.
-        _give(session_root.WORK, user)
-        os.chown(session_root.RUN, user, user)
     os.setsid()
     os.chdir(session_root.WORK)
     rlimits.apply(rlimits.Limits(**request["rlimits"]))
@@ -91,14 +87,6 @@ def _isolate(
     landlock.restrict(server_root.WRITABLE, server_root.READABLE)
     close_fds.close_fds((0, 1, 2, keep))
     seccomp.apply()
-
-
-def _give(path: str, user: int) -> None:
-    """The workspace and the files that were put there are the session's own."""
-    os.chown(path, user, user)
-    for directory, names, files in os.walk(path):
-        for name in (*names, *files):
-            os.chown(os.path.join(directory, name), user, user, follow_symlinks=False)
 
 
 def _adopt_environment(env: dict[str, str]) -> None:

@@ -115,12 +115,7 @@ class _Server:
             self._root = server_root.build(staging, paths, sessions)
             namespaces.enter_user_namespace(namespaces.maps_for_root(config["first_uid"]))
         else:
-            maps = (
-                namespaces.maps_for_one_id()
-                if how == namespaces.SINGLE
-                else namespaces.maps_from_subordinate_ids()
-            )
-            namespaces.enter_user_namespace(maps)
+            namespaces.enter_user_namespace(namespaces.maps_for_one_id())
             namespaces.unshare(namespaces.NEWNS)
             self._root = server_root.build(staging, paths, sessions)
         namespaces.new_pid_namespace_for_children()
