@@ -20,10 +20,9 @@ import trio
 from pydantic import ValidationError
 
 from replsvc import workspace
-from replsvc.backends import Backends, Chosen, environment_of, interpreter, isolation_of
-from replsvc.config import ISOLATED_LIMITS, Config, Limits
+from replsvc.backends import Backends
+from replsvc.config import Config
 from replsvc.errors import (
-    BackendUnavailableError,
     ConflictError,
     InvalidInputError,
     QuotaExceededError,
@@ -33,23 +32,16 @@ from replsvc.errors import (
     SessionNotFoundError,
     StorageError,
 )
-from replsvc.extension.available import Available, select
-from replsvc.extension.describe import BaseFacts
-from replsvc.extension.needs import Surroundings
-from replsvc.extension.resolve import has_needs, resolve
-from replsvc.kernel_slot import KernelPlan, setup_of
-from replsvc.probe import EnvironmentFacts, probe
+from replsvc.extension.available import Available
+from replsvc.opening import Opener
 from replsvc.runtime_dir import runtime_dir
 from replsvc.session import Session, SessionParts
-from replsvc.session_values import Mount, SessionRequest, first_problem, lower_limits
+from replsvc.session_values import Mount, SessionRequest, first_problem
 from replsvc.store.log import EventLog
 from replsvc.store.records import SessionRecord
 from replsvc_kernels.background import background_nursery
-from replsvc_kernels.kernel import HostMount, LaunchSpec, Resources
 
 log = structlog.get_logger("replsvc")
-
-TENANT = "default"
 
 
 def _fingerprint(request: SessionRequest, extensions: Sequence[object] | None) -> str:
@@ -84,8 +76,6 @@ class Coordinator:
         self._sessions: dict[str, Session] = {}
         self._opening: dict[str, _Opening] = {}
         self._marks: dict[str, str] = {}
-        self._facts: dict[str, EnvironmentFacts] = {}
-        self._probing = trio.Lock()
         self._stopping = False
         self._scope: Any = None
 
@@ -113,6 +103,9 @@ class Coordinator:
         self._backends = Backends(self.config, self._runtime, self._workspaces)
         try:
             async with EventLog.open(root, durability=self.config.durability) as self.log:
+                self._opener = Opener(
+                    self.config, self.available, self._backends, self._workspaces, self.log
+                )
                 await self._end_what_an_earlier_run_left()
                 # Sessions' users pass through it, each to its own directory.
                 await trio.to_thread.run_sync(_make_passable, self._workspaces)
@@ -206,7 +199,7 @@ class Coordinator:
             )
         opening = self._opening[session_id] = _Opening(mark)
         try:
-            parts = await self._parts(session_id, request, extensions, tuple(mounts))
+            parts = await self._opener.parts(session_id, request, extensions, tuple(mounts))
             opening.session = await self._start(parts, mark)
         except ReplsvcError as error:
             opening.error = error
@@ -216,82 +209,6 @@ class Coordinator:
         finally:
             del self._opening[session_id]
             opening.done.set()
-
-    async def _parts(
-        self,
-        session_id: str,
-        request: SessionRequest,
-        extensions: Sequence[object] | None,
-        mounts: tuple[Mount, ...],
-    ) -> SessionParts:
-        """Check and resolve everything that can be, before anything changes."""
-        if request.id is not None:
-            await self._check_unused(session_id)
-        environment = environment_of(self.config, request)
-        python = interpreter(environment)
-        try:
-            limits = lower_limits(self.config.limits, request.limits)
-        except ValidationError as error:
-            raise InvalidInputError(f"limits: {first_problem(error)}") from error
-        except ValueError as error:
-            raise InvalidInputError(f"limits: {error}") from error
-        listed = list(extensions if extensions is not None else ())
-        if request.extensions is not None:
-            listed += select(self.available, request.extensions)
-        elif extensions is None:
-            listed += [loaded.item for loaded in self.available.values()]
-        # An isolated session has its own loopback and nothing else.
-        network = isolation_of(self.config, request) == "none"
-        surroundings = None
-        if has_needs(listed):
-            surroundings = await self._surroundings(python, request, network=network)
-        resolved = resolve(listed, surroundings)
-        setup = setup_of(resolved)
-        if request.kernel is not None and setup:
-            raise BackendUnavailableError(
-                f"kernel {request.kernel!r} is not ours: setup code of "
-                f"{', '.join(code.name for code in setup)} can't run in it.",
-                hint="Leave the extensions out, or use the default kernel.",
-            )
-        chosen = await self._backends.choose(request)
-        if chosen.isolation == "none":
-            # Nothing holds a plain process to these: what is not in force is not said.
-            limits = limits.model_copy(update=dict.fromkeys(ISOLATED_LIMITS))
-        directory = self._workspaces / session_id / "work"
-        spec = LaunchSpec(
-            workspace=str(directory),
-            python=python,
-            env={**environment.env, **request.env},
-            startup_timeout_s=limits.startup_timeout_s,
-            resources=Resources(
-                limits.memory_bytes, limits.processes, limits.open_files, limits.file_bytes
-            ),
-            mounts=tuple(
-                HostMount(str(workspace.source_of(one)), one.target, one.writable) for one in mounts
-            ),
-        )
-        plan = KernelPlan(
-            chosen.backend,
-            spec,
-            setup,
-            limits.setup_timeout_s,
-            limits.interrupt_grace_s,
-        )
-
-        async def facts() -> BaseFacts:
-            return await self._describe(python, request, limits, chosen)
-
-        return SessionParts(
-            session_id, request, TENANT, limits, chosen, resolved, plan, directory, mounts,
-            self.log, facts,
-        )  # fmt: skip
-
-    async def _check_unused(self, session_id: str) -> None:
-        try:
-            await self.log.session(session_id)
-        except SessionNotFoundError:
-            return
-        raise ConflictError(f"session {session_id} existed and was closed.", hint="Use another id.")
 
     async def _start(self, parts: SessionParts, mark: str) -> Session:
         for mount in parts.mounts:
@@ -350,40 +267,6 @@ class Coordinator:
             # Nobody closed it: it ended by itself.
             self._marks.pop(session.id, None)
             await self._forget(session, delete=False)
-
-    async def _environment_facts(self, python: str, request: SessionRequest) -> EnvironmentFacts:
-        """What its Python has; a kernelspec's kernel has nothing that we know of."""
-        if request.kernel is not None:
-            return EnvironmentFacts("", ())
-        async with self._probing:
-            if python not in self._facts:
-                self._facts[python] = await probe(python)
-            return self._facts[python]
-
-    async def _surroundings(
-        self, python: str, request: SessionRequest, *, network: bool
-    ) -> Surroundings:
-        facts = await self._environment_facts(python, request)
-        if request.kernel is not None:
-            return Surroundings(f"kernel {request.kernel!r}", "", network=network)
-        return Surroundings(python, facts.version, dict(facts.packages), network)
-
-    async def _describe(
-        self, python: str, request: SessionRequest, limits: Limits, chosen: Chosen
-    ) -> BaseFacts:
-        facts = await self._environment_facts(python, request)
-        return BaseFacts(
-            language="Python" if request.kernel is None else request.kernel,
-            version=facts.version,
-            lifetime=request.lifetime,
-            timeout_s=limits.timeout_s,
-            max_output_bytes=limits.max_output_bytes,
-            max_output_lines=limits.max_output_lines,
-            memory_bytes=limits.memory_bytes,
-            network=chosen.isolation == "none",
-            isolation=chosen.isolation,
-            packages=facts.packages,
-        )
 
     # Finding and closing
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import secrets
 import shutil
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -22,12 +21,11 @@ from pydantic import ValidationError
 from replsvc import repl, workspace
 from replsvc.backends import Chosen
 from replsvc.call_log import CallLog
+from replsvc.call_table import CallTable
 from replsvc.calls import Call, CallRequest, Draft, Event, utc_now
 from replsvc.cell import CellEnd
 from replsvc.config import Limits
 from replsvc.errors import (
-    CallNotFoundError,
-    ConflictError,
     InvalidInputError,
     QueueFullError,
     ReplsvcError,
@@ -54,8 +52,6 @@ from replsvc.store.log import EventLog
 from replsvc.store.pending import Pending
 from replsvc_kernels.messages import Exit, SetupReport
 
-# Ended calls kept at hand; older ones are read from the log.
-RECENT_CALLS = 64
 # `interrupt` answers within a second, whatever the kernel does.
 INTERRUPT_ANSWER_S = 0.8
 
@@ -97,9 +93,7 @@ class Session:
         self.created_at = self.last_used_at = utc_now()
         self._state: State = "starting"
         self._reports: dict[str, SetupReport] = {}
-        self._runs: dict[str, Run] = {}
-        self._fingerprints: dict[str, str] = {}
-        self._recent: OrderedDict[str, Run] = OrderedDict()
+        self._calls = CallTable(parts.id, parts.log)
         self._slot = KernelSlot(
             parts.plan, self.redactor, on_started=self._started, on_died=self._died
         )
@@ -134,7 +128,7 @@ class Session:
         finally:
             self._state = "failed" if first is not None else "stopped"
             self._nursery = None
-            for run in list(self._runs.values()):
+            for run in self._calls.living():
                 run.fail(SessionClosedError(f"session {self.id} has ended", hint="Open another."))
             self.closed.set()
         if first is not None:
@@ -147,7 +141,7 @@ class Session:
             run.control.cancel()
         if (holder := self.turns.holder) is not None:
             holder.control.end("closed")
-        for run in list(self._runs.values()):
+        for run in self._calls.living():
             await run.wait_ended()
         # Released and not cancelled: a kernel that is asked to end runs its exit handlers.
         await self._slot.release()
@@ -204,7 +198,11 @@ class Session:
             self._used = trio.Event()
             with trio.move_on_after(idle_s) as clock:
                 await self._used.wait()
-            if clock.cancelled_caught and not self._runs and self._slot.current is not None:
+            if (
+                clock.cancelled_caught
+                and not self._calls.living()
+                and self._slot.current is not None
+            ):
                 self._state = "stopped"
                 await self._slot.release()
                 self._event("session_changed", state="stopped", reason="idle")
@@ -257,8 +255,10 @@ class Session:
         """
         self._check_open()
         mark = fingerprint(request)
-        if request.id is not None and (known := await self._known(request.id, mark)) is not None:
-            return known
+        if request.id is not None:
+            known = await self._calls.known(request.id, mark)
+            if known is not None:
+                return known
         self._check_open()
         self._check_limits(request)
         run = Run(request.id or f"c_{secrets.token_urlsafe(12)}", self.id, request, utc_now())
@@ -267,8 +267,7 @@ class Session:
             if self.turns.holder is not None and len(self.turns) >= self.limits.queue_limit:
                 raise self._queue_full()
             self.turns.join(run)
-        self._runs[run.id] = run
-        self._fingerprints[run.id] = mark
+        self._calls.add(run)
         run.log = CallLog(self.log, self.id, self._started_draft(run, mark))
         if request.detach:
             run.log.announce()
@@ -285,12 +284,7 @@ class Session:
             if not run.ended:  # the session crashed: whoever waits must hear of it
                 run.fail(SessionClosedError(f"session {self.id} has ended", hint="Open another."))
             self.turns.leave(run)
-            self._runs.pop(run.id, None)
-            self._fingerprints.pop(run.id, None)
-            if run.final is not None:
-                self._recent[run.id] = run
-                while len(self._recent) > RECENT_CALLS:
-                    self._recent.popitem(last=False)
+            self._calls.ended(run)
             self._used.set()
 
     def _started_draft(self, run: Run, mark: str) -> Draft:
@@ -337,43 +331,9 @@ class Session:
             },
         )
 
-    async def _known(self, call_id: str, mark: str) -> Run | None:
-        """The call with this id, if the request is the same; raises `ConflictError` if not."""
-        run = self._runs.get(call_id) or self._recent.get(call_id)
-        if run is not None:
-            theirs = fingerprint(run.request)
-        else:
-            event = await self.log.find(self.id, call_id, "call_started")
-            if event is None:
-                # Another task may have begun it while this one looked.
-                if call_id in self._runs or call_id in self._recent:
-                    return await self._known(call_id, mark)
-                return None
-            theirs = str(event.data.get("fingerprint"))
-        if theirs != mark:
-            raise ConflictError(
-                f"call {call_id} of session {self.id} is another request.",
-                hint="Use a new id, or send the same tool, input and options.",
-            )
-        if run is None:
-            run = Run(call_id, self.id, CallRequest(), utc_now())
-            run.finish(await self.find(call_id))
-        return run
-
     async def find(self, call_id: str) -> Call:
         """The call as it is now. Raises `CallNotFoundError`, `StorageError`."""
-        run = self._runs.get(call_id) or self._recent.get(call_id)
-        if run is not None:
-            if run.final is None:
-                await run.started()
-            return run.snapshot()
-        event = await self.log.find(self.id, call_id, "call_finished")
-        if event is None:
-            raise CallNotFoundError(
-                f"session {self.id} has no call {call_id}.",
-                hint="List its events to see its calls.",
-            )
-        return Call.model_validate(event.data["call"])
+        return await self._calls.find(call_id)
 
     @asynccontextmanager
     async def following(self, run: Run) -> AsyncIterator[None]:

@@ -1,0 +1,171 @@
+"""From a request to a session's parts: everything checked and resolved before anything changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import trio
+from pydantic import ValidationError
+
+from replsvc import workspace
+from replsvc.backends import Backends, Chosen, environment_of, interpreter, isolation_of
+from replsvc.config import ISOLATED_LIMITS, Config, Limits
+from replsvc.errors import (
+    BackendUnavailableError,
+    ConflictError,
+    InvalidInputError,
+    SessionNotFoundError,
+)
+from replsvc.extension.available import Available, select
+from replsvc.extension.describe import BaseFacts
+from replsvc.extension.needs import Surroundings
+from replsvc.extension.resolve import has_needs, resolve
+from replsvc.kernel_slot import KernelPlan, setup_of
+from replsvc.probe import EnvironmentFacts, probe
+from replsvc.session import SessionParts
+from replsvc.session_values import Mount, SessionRequest, first_problem, lower_limits
+from replsvc.store.log import EventLog
+from replsvc_kernels.kernel import HostMount, LaunchSpec, Resources
+
+TENANT = "default"
+
+
+class Opener:
+    """What sessions of one coordinator are made from: its settings, extensions and backends."""
+
+    def __init__(
+        self,
+        config: Config,
+        available: Available,
+        backends: Backends,
+        workspaces: Path,
+        log: EventLog,
+    ) -> None:
+        """`workspaces` holds a directory a session."""
+        self._config, self._available, self._backends = config, available, backends
+        self._workspaces, self._log = workspaces, log
+        self._facts: dict[str, EnvironmentFacts] = {}
+        self._probing = trio.Lock()
+
+    async def parts(
+        self,
+        session_id: str,
+        request: SessionRequest,
+        extensions: Sequence[object] | None,
+        mounts: tuple[Mount, ...],
+    ) -> SessionParts:
+        """The parts of a new session; nothing has changed when this raises.
+
+        Raises `ConflictError` for an id that was used, `InvalidInputError`, `ExtensionError`,
+        `BackendUnavailableError`, `IsolationUnavailableError`, `StartupTimeoutError`.
+        """
+        if request.id is not None:
+            await self._check_unused(session_id)
+        environment = environment_of(self._config, request)
+        python = interpreter(environment)
+        limits = self._limits(request)
+        listed = self._listed(request, extensions)
+        # An isolated session has its own loopback and nothing else.
+        network = isolation_of(self._config, request) == "none"
+        surroundings = None
+        if has_needs(listed):
+            surroundings = await self._surroundings(python, request, network=network)
+        resolved = resolve(listed, surroundings)
+        setup = setup_of(resolved)
+        if request.kernel is not None and setup:
+            raise BackendUnavailableError(
+                f"kernel {request.kernel!r} is not ours: setup code of "
+                f"{', '.join(code.name for code in setup)} can't run in it.",
+                hint="Leave the extensions out, or use the default kernel.",
+            )
+        chosen = await self._backends.choose(request)
+        if chosen.isolation == "none":
+            # Nothing holds a plain process to these: what is not in force is not said.
+            limits = limits.model_copy(update=dict.fromkeys(ISOLATED_LIMITS))
+        directory = self._workspaces / session_id / "work"
+        spec = LaunchSpec(
+            workspace=str(directory),
+            python=python,
+            env={**environment.env, **request.env},
+            startup_timeout_s=limits.startup_timeout_s,
+            resources=Resources(
+                limits.memory_bytes, limits.processes, limits.open_files, limits.file_bytes
+            ),
+            mounts=tuple(
+                HostMount(str(workspace.source_of(one)), one.target, one.writable) for one in mounts
+            ),
+        )
+        plan = KernelPlan(
+            chosen.backend,
+            spec,
+            setup,
+            limits.setup_timeout_s,
+            limits.interrupt_grace_s,
+        )
+
+        async def facts() -> BaseFacts:
+            return await self._describe(python, request, limits, chosen)
+
+        return SessionParts(
+            session_id, request, TENANT, limits, chosen, resolved, plan, directory, mounts,
+            self._log, facts,
+        )  # fmt: skip
+
+    def _limits(self, request: SessionRequest) -> Limits:
+        try:
+            return lower_limits(self._config.limits, request.limits)
+        except ValidationError as error:
+            raise InvalidInputError(f"limits: {first_problem(error)}") from error
+        except ValueError as error:
+            raise InvalidInputError(f"limits: {error}") from error
+
+    def _listed(self, request: SessionRequest, extensions: Sequence[object] | None) -> list[object]:
+        """The extensions that a request names; those of the settings when it names none."""
+        listed = list(extensions if extensions is not None else ())
+        if request.extensions is not None:
+            listed += select(self._available, request.extensions)
+        elif extensions is None:
+            listed += [loaded.item for loaded in self._available.values()]
+        return listed
+
+    async def _check_unused(self, session_id: str) -> None:
+        try:
+            await self._log.session(session_id)
+        except SessionNotFoundError:
+            return
+        raise ConflictError(f"session {session_id} existed and was closed.", hint="Use another id.")
+
+    async def _environment_facts(self, python: str, request: SessionRequest) -> EnvironmentFacts:
+        """What its Python has; a kernelspec's kernel has nothing that we know of."""
+        if request.kernel is not None:
+            return EnvironmentFacts("", ())
+        async with self._probing:
+            if python not in self._facts:
+                self._facts[python] = await probe(python)
+            return self._facts[python]
+
+    async def _surroundings(
+        self, python: str, request: SessionRequest, *, network: bool
+    ) -> Surroundings:
+        facts = await self._environment_facts(python, request)
+        if request.kernel is not None:
+            return Surroundings(f"kernel {request.kernel!r}", "", network=network)
+        return Surroundings(python, facts.version, dict(facts.packages), network)
+
+    async def _describe(
+        self, python: str, request: SessionRequest, limits: Limits, chosen: Chosen
+    ) -> BaseFacts:
+        facts = await self._environment_facts(python, request)
+        return BaseFacts(
+            language="Python" if request.kernel is None else request.kernel,
+            version=facts.version,
+            lifetime=request.lifetime,
+            timeout_s=limits.timeout_s,
+            max_output_bytes=limits.max_output_bytes,
+            max_output_lines=limits.max_output_lines,
+            memory_bytes=limits.memory_bytes,
+            network=chosen.isolation == "none",
+            isolation=chosen.isolation,
+            packages=facts.packages,
+        )
