@@ -134,7 +134,7 @@ class Recorder:
     def error(self, failure: Failure, *, has_guest: bool) -> ErrorInfo:
         """The exception of the user's code, redacted; our guest has made it fit for a model."""
         if has_guest:
-            lines = tuple(line for entry in failure.traceback for line in entry.splitlines())
+            lines = tuple(line for entry in failure.traceback for line in entry.split("\n"))
         else:
             lines = clean_traceback(failure.traceback, failure.ename, failure.evalue)
         text = self._redactor.text if self._redactor else str

@@ -2,6 +2,7 @@
 
 The guest writes a marker with a nonce into both pipes before each display message and numbers the
 message the same way; so the exact place of a display is known although it travels another road.
+Where Python turns from one stream to the other, a marker in both says so: two pipes have no order.
 State in, outputs out; no clock, no sockets.
 """
 
@@ -12,11 +13,16 @@ from collections import deque
 
 from replsvc_kernels.messages import Output, Stream, StreamName
 
-# ESC ] 9913 ; nonce ; number BEL: an operating system command that no terminal acts on.
+# ESC ] 9913 ; nonce ; number BEL: an operating system command that no terminal acts on. A `t`
+# before the number says that it is a turn's.
 MARKER = b"\x1b]9913;%s;"
 MAX_DIGITS = 15
 MAX_HELD_BYTES = 4 * 1024 * 1024
 MAX_HELD_DISPLAYS = 256
+
+
+class Turn(int):
+    """The number of a marker that no display belongs to."""
 
 
 class Merger:
@@ -25,13 +31,17 @@ class Merger:
     Bytes pass at once, unless their stream stands at a marker whose display has not come yet, or
     whose other stream has not reached it. More than `MAX_HELD_BYTES` held, or `flush`, gives
     everything up in order of arrival: a kernel that lies about markers loses order, never bytes.
+
+    With `turns` false, bytes wait for no turn: after a cell's end, nobody may be left to write its
+    other half.
     """
 
-    def __init__(self, nonce: bytes, cell: str = "") -> None:
+    def __init__(self, nonce: bytes, cell: str = "", *, turns: bool = True) -> None:
         self._prefix = MARKER % nonce
-        self._marker = re.compile(re.escape(self._prefix) + rb"([0-9]{1,%d})\x07" % MAX_DIGITS)
-        self._longest = len(self._prefix) + MAX_DIGITS + 1
-        self._cell = cell
+        self._marker = re.compile(re.escape(self._prefix) + rb"(t?)([0-9]{1,%d})\x07" % MAX_DIGITS)
+        self._longest = len(self._prefix) + 1 + MAX_DIGITS + 1
+        self._cell, self._turns = cell, turns
+        self._turned = 0  # turns up to this number are passed
         self._rest: dict[StreamName, bytes] = {"stdout": b"", "stderr": b""}
         self._held: dict[StreamName, deque[bytes | int]] = {"stdout": deque(), "stderr": deque()}
         self._held_bytes = 0
@@ -78,7 +88,9 @@ class Merger:
     def missing(self) -> bool:
         """Whether a stream stands at the marker of a display that has not come."""
         return any(
-            isinstance(held[0], int) and held[0] not in self._displays
+            isinstance(held[0], int)
+            and not isinstance(held[0], Turn)
+            and held[0] not in self._displays
             for held in self._held.values()
             if held
         )
@@ -108,7 +120,10 @@ class Merger:
         for marker in self._marker.finditer(data):
             if marker.start() > start:
                 segments.append(data[start : marker.start()])
-            segments.append(int(marker[1]))
+            if not marker[1]:
+                segments.append(int(marker[2]))
+            elif self._turns:
+                segments.append(Turn(marker[2]))
             start = marker.end()
         keep = self._partial(data[max(start, len(data) - self._longest) :])
         end = len(data) - keep
@@ -125,32 +140,47 @@ class Merger:
         end = tail[at:]
         if self._prefix.startswith(end):
             return len(end)
-        digits = end.removeprefix(self._prefix)
-        unfinished = len(digits) < len(end) and len(digits) <= MAX_DIGITS and digits.isdigit()
+        if not end.startswith(self._prefix):
+            return 0
+        digits = end.removeprefix(self._prefix).removeprefix(b"t")
+        unfinished = len(digits) <= MAX_DIGITS and (not digits or digits.isdigit())
         return len(end) if unfinished else 0
 
     def _show(self, number: int, out: list[Output]) -> None:
         """Pass this marker, with its display if that has come."""
-        if number in self._displays:
+        turn = isinstance(number, Turn)
+        if turn:
+            self._turned = max(self._turned, number)
+        elif number in self._displays:
             output, size = self._displays.pop(number)
             self._display_bytes -= size
             self._shown.add(number)
             out.append(output)
         for held in self._held.values():
-            if held and held[0] == number:
+            if held and held[0] == number and isinstance(held[0], Turn) == turn:
                 held.popleft()
 
     def _release(self, out: list[Output]) -> None:
         while True:
             for name, held in self._held.items():
-                while held and (not isinstance(held[0], int) or held[0] in self._shown):
+                while held and self._passes(held[0]):
                     segment = held.popleft()
                     if not isinstance(segment, int):
                         self._held_bytes -= len(segment)
                         out.append(Stream(name, segment, self._cell))
-            heads = [held[0] if held else None for held in self._held.values()]
-            if not isinstance(heads[0], int) or heads[0] != heads[1]:
+            heads = [held[0] for held in self._held.values() if held]
+            marks = [head for head in heads if isinstance(head, int)]
+            if len(marks) < len(self._held):
                 return
-            if heads[0] not in self._displays:
+            # Threads that turn at the same time write their markers crosswise: the lower is passed.
+            number = min(marks)
+            if not isinstance(number, Turn) and (
+                marks[0] != marks[1] or number not in self._displays
+            ):
                 return
-            self._show(heads[0], out)
+            self._show(number, out)
+
+    def _passes(self, head: bytes | int) -> bool:
+        if isinstance(head, Turn):
+            return head <= self._turned
+        return not isinstance(head, int) or head in self._shown

@@ -195,7 +195,7 @@ class WireKernel(Kernel):
         self._late_wakeup.set()
 
     def _late_sink(self, cell: str) -> Callable[[Pipe, bytes], bool]:
-        merger = Merger(self._nonce, cell)
+        merger = Merger(self._nonce, cell, turns=False)
 
         def sink(pipe: Pipe, data: bytes) -> bool:
             self._late_pairs[pipe.pair.number] = pipe.pair

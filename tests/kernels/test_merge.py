@@ -33,7 +33,8 @@ def chunked(data: bytes, cuts: list[int]) -> list[bytes]:
 # Bytes with much of what a marker begins with.
 shreds = st.sampled_from(
     [b"a", b"\n", b"\x1b", b"\x1b]", b"\x1b]9913;", MARKER % NONCE, MARKER % NONCE + b"12", b"\x07",
-     marker(3), marker("x"), marker(""), marker(1, b"someone else's"), marker("9" * 40)]
+     marker(3), marker("t2"), marker("t3"), marker("t"), marker("x"), marker(""),
+     marker(1, b"someone else's"), marker("9" * 40)]
 )  # fmt: skip
 texts = st.lists(shreds, max_size=12).map(b"".join)
 plain = st.binary(max_size=20).filter(lambda data: b"\x1b" not in data)
@@ -90,7 +91,7 @@ def test_hostile_markers_lose_nothing(
         outputs += merger.feed("stderr", chunk)
     outputs += merger.flush()
     # Only whole markers are taken out; what merely looks like one is the user's.
-    whole = re.compile(re.escape(MARKER % NONCE) + rb"[0-9]{1,15}\x07")
+    whole = re.compile(re.escape(MARKER % NONCE) + rb"t?[0-9]{1,15}\x07")
     assert written(outputs, "stdout") == whole.sub(b"", out)
     assert written(outputs, "stderr") == whole.sub(b"", err)
     shown = [o for o in outputs if isinstance(o, DisplayData)]
@@ -153,3 +154,46 @@ def test_a_stream_that_never_gets_its_marker_does_not_reorder_the_other() -> Non
     merger.feed("stdout", b"a" + marker(1) + b"b" + marker(2) + b"c")
     texts = [o.data if isinstance(o, Stream) else o for o in merger.flush()]
     assert texts == [display(1), b"b", display(2), b"c"]
+
+
+def feed_all(merger: Merger, chunks: Iterable[tuple[StreamName, bytes]]) -> list[bytes]:
+    outputs = [output for name, data in chunks for output in merger.feed(name, data)]
+    return [o.data for o in [*outputs, *merger.flush()] if isinstance(o, Stream)]
+
+
+@given(cuts, cuts)
+def test_turns_between_the_streams_keep_their_order_however_they_are_read(
+    out_cuts: list[int], err_cuts: list[int]
+) -> None:
+    out = b"1" + marker("t1") + marker("t2") + b"3" + marker("t3")
+    err = marker("t1") + b"2" + marker("t2") + marker("t3") + b"4"
+    roads: list[tuple[StreamName, bytes]] = [
+        *(("stderr", chunk) for chunk in chunked(err, err_cuts)),
+        *(("stdout", chunk) for chunk in chunked(out, out_cuts)),
+    ]
+    assert b"".join(feed_all(Merger(NONCE), roads)) == b"1234"
+    assert not Merger(NONCE).missing
+
+
+def test_turns_of_two_threads_that_crossed_hold_nothing_up() -> None:
+    merger = Merger(NONCE)
+    merger.feed("stdout", marker("t5") + b"a" + marker("t6") + b"b")
+    passed = merger.feed("stderr", marker("t6") + b"c" + marker("t5") + b"d")
+    assert written(passed, "stdout") == b"ab"
+    assert written(passed, "stderr") == b"cd"
+
+
+def test_a_turn_is_no_display_that_is_missing_and_is_passed_once_given_up() -> None:
+    merger = Merger(NONCE)
+    merger.feed("stdout", marker("t1") + b"a")
+    assert not merger.missing
+    assert merger.flush() == [Stream("stdout", b"a")]
+    assert merger.feed("stderr", marker("t1") + b"b") == [Stream("stderr", b"b")]
+
+
+def test_where_turns_do_not_count_they_are_only_taken_out() -> None:
+    merger = Merger(NONCE, turns=False)
+    assert merger.feed("stdout", b"a" + marker("t1") + b"b") == [
+        Stream("stdout", b"a"),
+        Stream("stdout", b"b"),
+    ]

@@ -60,8 +60,18 @@ class _Pipe(io.RawIOBase):
         return self.fd if get_ident() == MAIN else self.own
 
     def write(self, data: Any) -> int:
+        return self._write(self.fd if get_ident() == MAIN else self.own, data)
+
+    def mark(self, data: bytes) -> None:
+        """Write what is for the host alone: to the pipe, wherever the user sends descriptor 1."""
+        try:
+            self._write(self.own, data)
+        except OSError:
+            return
+
+    @staticmethod
+    def _write(fd: int, data: Any) -> int:
         size = len(data)
-        fd = self.fd if get_ident() == MAIN else self.own
         try:
             sent = os.write(fd, data)
         except BlockingIOError:
@@ -114,9 +124,19 @@ class Cell:
         self.last: Any = None
 
     def turn(self, stream: Any) -> None:
-        """Python turns from one stream to the other: what the other one holds comes first."""
-        self.last = stream
+        """Python turns from one stream to the other: what the other one holds comes first.
+
+        Two pipes have no common order, so a mark in both says where the turn was.
+        """
+        before, self.last = self.last, stream
         self.flush()
+        if before is not None and before is not stream:
+            _Stream.capture.turned(self)
+
+    def mark(self, data: bytes) -> None:
+        """Write a mark into both pipes."""
+        for pipe in self._pipes:
+            pipe.mark(data)
 
     def flush(self) -> None:
         """Write what the two text layers hold; that a reader went away is no error here."""
@@ -148,6 +168,7 @@ class Capture:
         self.orphan = self.front = Cell(orphan, {})
         self._nonce = nonce.encode()
         self._marks = itertools.count(1)
+        self._marking = True
         self._stdio = _CStdio()
         for text in (sys.stdout, sys.stderr):
             if text is not None:
@@ -184,16 +205,17 @@ class Capture:
         number = next(self._marks)
         cell = self.cell()
         cell.flush()
-        mark = b"\x1b]9913;%s;%d\x07" % (self._nonce, number)
-        for fd in (1, 2):
-            try:
-                cell.raw(fd).write(mark)
-            except OSError:
-                continue
+        cell.mark(b"\x1b]9913;%s;%d\x07" % (self._nonce, number))
         return number
+
+    def turned(self, cell: Cell) -> None:
+        """Mark where Python turned from one of `cell`'s streams to the other."""
+        if self._marking:
+            cell.mark(b"\x1b]9913;%s;t%d\x07" % (self._nonce, next(self._marks)))
 
     def forked(self) -> None:
         """In a child: its descriptors 1 and 2 are those of the cell that forked."""
+        self._marking = False  # its numbers would be the parent's
         cell = self.cell()
         if cell is not self.front:
             self._swap(cell)

@@ -25,6 +25,7 @@ from traitlets import Type, default, observe
 
 from . import compat
 from .capture import current
+from .figures import PLAIN, DisplayFormatter
 from .tracebacks import Failure, cut, render
 
 # where str.splitlines breaks a line and Python's tokenizer does not
@@ -92,11 +93,31 @@ class DisplayPublisher(_ByCell, ZMQDisplayPublisher):
 
     _spoken: dict[str, Any] = {}  # noqa: RUF012
 
+    def publish(  # type: ignore[override] # IPython 9 names more of them
+        self, data: Any, metadata: Any = None, **options: Any
+    ) -> None:
+        """Publish, unless it is a figure that the cell has shown already."""
+        shell: Any = self.shell
+        if (
+            not shell.display_formatter.is_repeated(data)
+            or options.get("update")
+            or options.get("transient")
+        ):
+            super().publish(data, metadata, **options)
+
 
 class DisplayHook(_ByCell, ZMQShellDisplayHook):
     """The last expression's value, for its own cell."""
 
     _spoken: dict[str, Any] = {}  # noqa: RUF012
+
+    def write_format_data(self, format_dict: Any, md_dict: Any = None) -> None:
+        """Say the value; of a figure that the cell has shown already, only its text."""
+        shell: Any = self.shell
+        if shell.display_formatter.is_repeated(format_dict):
+            format_dict = {PLAIN: format_dict[PLAIN]} if PLAIN in format_dict else {}
+            md_dict = {}
+        super().write_format_data(format_dict, md_dict)
 
 
 class Exit(ZMQExitAutocall):
@@ -134,9 +155,15 @@ class GuestShell(compat.QuietShell, ZMQInteractiveShell):
     def init_virtualenv(self) -> None:
         """Leave `sys.path` alone: the interpreter that was asked for is the environment."""
 
+    def init_display_formatter(self) -> None:
+        """Make the one that shows a figure once."""
+        self.display_formatter = self._figures = DisplayFormatter(parent=self)
+        self.configurables.append(self.display_formatter)  # type: ignore[arg-type] # so does IPython
+
     def begin_cell(self) -> None:
-        """Forget the last cell's failure."""
+        """Forget the last cell's failure and figures."""
         self.failure, self.display_failed = None, False
+        self._figures.begin_cell()
 
     def transform_cell(self, raw_cell: str) -> str:
         """Turn IPython's syntax into Python's. What it can't read is left for Python to refuse."""

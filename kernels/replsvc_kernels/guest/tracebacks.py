@@ -25,6 +25,8 @@ _CELL_NAME = re.compile(r"<ipython-input-(\d+)-[0-9a-f]+>")
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\]([^/\\]+)")
 _NAMED = re.compile(r"<frozen ([\w.]+)>")
+# what Cython says of a wheel's compiled modules, by a path where it was built
+_COMPILED = (".pyx", ".pxi", ".pxd")
 OWN_NAMES = ("<string>", "<stdin>", "<timed ", "<magic-", "<ipython-input-")
 RUNNING = "asyncio.run() cannot be called from a running event loop"
 
@@ -169,7 +171,7 @@ def _is_own(frame: traceback.FrameSummary) -> bool:
         return True
     if name.startswith("<"):
         return name.startswith(OWN_NAMES)
-    return not (_INSTALLED.search(name) or name.startswith(_LIBRARIES))
+    return not (_INSTALLED.search(name) or name.startswith(_LIBRARIES) or name.endswith(_COMPILED))
 
 
 def _library(filename: str) -> str:
@@ -182,7 +184,11 @@ def _library(filename: str) -> str:
     for root in _LIBRARIES:
         if filename.startswith(root):
             return os.path.splitext(filename[len(root) :].split(os.sep, maxsplit=1)[0])[0]
-    return filename if filename.startswith("<") else os.path.basename(filename)
+    if filename.startswith("<"):
+        return filename
+    if filename.endswith(_COMPILED) and not os.path.isabs(filename):
+        return filename.replace("\\", "/").split("/", maxsplit=1)[0]
+    return os.path.basename(filename)
 
 
 def _bounded(text: str, limit: int) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -28,6 +29,7 @@ GUEST = Path(__file__).parents[3] / "kernels" / "replsvc_kernels" / "guest"
 PYTHON = os.environ.get("REPLSVC_TEST_GUEST_PYTHON", sys.executable)
 NONCE = "5eed"
 PATIENCE_S = 30.0
+TURN = re.compile(rb"\x1b\]9913;%s;t\d+\x07" % NONCE.encode())
 
 
 @dataclass
@@ -49,10 +51,10 @@ class Pipe:
             self.changed.notify_all()
 
     def wait(self, what: Callable[[bytes], bool]) -> bytes:
-        """Wait until the bytes so far satisfy `what`."""
+        """Wait until the bytes so far, without the marks of turns, satisfy `what`."""
         with self.changed:
-            assert self.changed.wait_for(lambda: what(bytes(self.data)), PATIENCE_S), self.data
-            return bytes(self.data)
+            assert self.changed.wait_for(lambda: what(TURN.sub(b"", self.data)), PATIENCE_S)
+            return TURN.sub(b"", self.data)
 
     def until(self, end: bytes) -> bytes:
         return self.wait(lambda data: end in data)
@@ -61,7 +63,7 @@ class Pipe:
         """Everything, once nobody holds the write end any more."""
         with self.changed:
             assert self.changed.wait_for(lambda: self.ended, PATIENCE_S), self.data
-            return bytes(self.data)
+            return TURN.sub(b"", self.data)
 
 
 @dataclass

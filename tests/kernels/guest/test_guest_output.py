@@ -179,8 +179,8 @@ def test_display_messages_are_marked_in_both_streams(guest: Any, code: str, kind
     mark = b"\x1b]9913;5eed;%d\x07" % number
     assert ran.out.whole().endswith(mark)
     assert ran.err.whole().endswith(mark)
-    assert re.sub(MARK, b"|", ran.out.data).strip(b"|") == b"o1\n"
-    assert re.sub(MARK, b"|", ran.err.data).strip(b"|") == b"e1"
+    assert re.sub(MARK, b"|", ran.out.whole()).strip(b"|") == b"o1\n"
+    assert re.sub(MARK, b"|", ran.err.whole()).strip(b"|") == b"e1"
 
 
 def test_marks_stand_exactly_where_the_message_was_sent(guest: Any) -> None:
@@ -225,3 +225,21 @@ def test_shell_commands_write_to_the_cell_and_leave_their_exit_code(guest: Any) 
     assert ran.out.whole() == b"hello world\nno tty\n"
     assert guest.run("_exit_code").value == "3"
     assert guest.run("lines = !echo a; echo b\nlines").value == "['a', 'b']"
+
+
+def test_where_python_turns_from_one_stream_to_the_other_both_have_a_mark(guest: Any) -> None:
+    ran = guest.run("import sys\nfor n in range(3): print(n); print(n, file=sys.stderr)")
+    ran.out.whole(), ran.err.whole()
+    marks = [b"\x1b]9913;5eed;t%d\x07" % n for n in range(1, 6)]
+    out, err = bytes(ran.out.data), bytes(ran.err.data)
+    assert out == b"0\n%b%b1\n%b%b2\n%b" % tuple(marks)
+    assert err == b"%b0\n%b%b1\n%b%b2\n" % tuple(marks)
+
+
+def test_marks_go_to_the_pipe_wherever_the_user_sends_descriptor_1(guest: Any) -> None:
+    ran = guest.run(
+        "import os, sys\nos.dup2(os.open('f', os.O_CREAT | os.O_RDWR), 1)\n"
+        "print('to file'); print('err', file=sys.stderr); display(1)"
+    )
+    assert ran.err.until(b"err\n")
+    assert guest.run("open('f').read()").value == repr("to file\n")
