@@ -30,10 +30,9 @@ def start() -> Start:
     ) -> AsyncIterator[Running]:
         listening = Service(port=0, **(service or {}))
         config = Config(
-            isolation="none",
             limits=Limits.model_validate({"interrupt_grace_s": 0.5, **(limits or {})}),
             service=listening,
-            **settings,
+            **{"isolation": "none", **settings},
         )
         ended = trio.Event()
 

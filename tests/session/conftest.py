@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 
 import pytest
+from outside import given, kernel_pid
 
 from replsvc.config import Config, Limits
 from replsvc.coordinator import Coordinator
@@ -44,4 +45,24 @@ async def coordinator(make_config: MakeConfig) -> AsyncIterator[Coordinator]:
 @pytest.fixture
 async def session(coordinator: Coordinator) -> AsyncIterator[Session]:
     async with coordinator.session() as session:
+        yield session
+
+
+# Where one session attacks, and another is watched; each file has the coordinator that it wants.
+
+
+@pytest.fixture
+async def neighbour(coordinator: Coordinator) -> AsyncIterator[Session]:
+    """A session with a name to lose; its kernel must be the same at the end, and answer."""
+    async with coordinator.session(**given()) as session:
+        await session.run("kept = 'as it was'")
+        before = kernel_pid(session)
+        yield session
+        assert (await session.run("kept")).text == "=> 'as it was'"
+        assert kernel_pid(session) == before
+
+
+@pytest.fixture
+async def offender(coordinator: Coordinator, neighbour: Session) -> AsyncIterator[Session]:
+    async with coordinator.session(**given()) as session:
         yield session

@@ -5,31 +5,35 @@ from __future__ import annotations
 import json
 import os
 import select
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+import trio
 
 from replsvc.calls import CallRequest
 from replsvc.coordinator import Coordinator
 from replsvc.run import Run
 from replsvc.session import Session
 
-ATTEMPTS = Path(__file__).with_name("attempts.py")
+HERE = Path(__file__).parent
 
 
 def given() -> dict[str, Any]:
-    """What a session is opened with so that `attempt` works in it."""
+    """What a session is opened with so that `attempt` and `attack` work in it."""
     return {
-        "files": {"attempts.py": {"text": ATTEMPTS.read_text()}},
+        "files": {
+            name: {"text": (HERE / name).read_text()} for name in ("attempts.py", "attacks.py")
+        },
         "env": {"OUTSIDE_PID_NAMESPACE": str(Path("/proc/self/ns/pid").readlink())},
     }
 
 
-def cell(name: str, *arguments: Any) -> str:
+def cell(name: str, *arguments: Any, module: str = "attempts") -> str:
     """Code that prints what a function of attempts.py finds."""
     packed = json.dumps(arguments)
-    return f"import attempts, json\nprint(json.dumps(attempts.{name}(*json.loads({packed!r}))))"
+    return f"import {module}, json\nprint(json.dumps({module}.{name}(*json.loads({packed!r}))))"
 
 
 async def attempt(session: Session, name: str, *arguments: Any) -> Any:
@@ -37,6 +41,57 @@ async def attempt(session: Session, name: str, *arguments: Any) -> Any:
     call = await session.run(cell(name, *arguments))
     assert call.status == "ok", call.text
     return json.loads(call.output.text)
+
+
+async def attack(session: Session, name: str, *arguments: Any) -> Any:
+    """As `attempt`, for a function of attacks.py."""
+    call = await session.run(cell(name, *arguments, module="attacks"))
+    assert call.status == "ok", call.text
+    try:
+        return json.loads(call.output.text)
+    except ValueError:
+        raise AssertionError(f"said {call.output.text[:300]!r}") from None
+
+
+async def answers(session: Session) -> None:
+    """Within a second, whatever another session does."""
+    with trio.fail_after(1):
+        assert (await session.run("6 * 7")).text == "=> 42"
+
+
+@asynccontextmanager
+async def limited(coordinator: Coordinator, **limits: int) -> AsyncIterator[Session]:
+    """A session with limits of its own."""
+    async with coordinator.session(**given(), limits=limits) as session:
+        yield session
+
+
+@asynccontextmanager
+async def watched(coordinator: Coordinator, neighbour: Session) -> AsyncIterator[None]:
+    """While the body runs every session's status is told within a second, again and again.
+
+    The neighbour runs a cell in between, which is what paces it.
+    """
+    told, first = 0, trio.Event()
+
+    async def ask() -> None:
+        nonlocal told
+        while True:
+            with trio.fail_after(1):
+                infos = [await session.info() for session in coordinator.list()]
+            assert neighbour.id in {info.id for info in infos}
+            told += 1
+            first.set()
+            assert (await neighbour.run("6 * 7")).text == "=> 42"
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask)
+        await first.wait()
+        before = told
+        yield
+        while told == before:
+            await trio.lowlevel.checkpoint()
+        nursery.cancel_scope.cancel()
 
 
 async def start(session: Session, code: str, said: bytes) -> Run:
@@ -73,6 +128,12 @@ def group_file(coordinator: Coordinator, session: Session, name: str) -> str | N
     return None
 
 
+def _ended(pidfd: int, timeout_s: float) -> bool:
+    poll = select.poll()  # there may be more descriptors than select can number
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(timeout_s * 1000))
+
+
 class Held:
     """Processes held by pidfd, so that no other is mistaken for them."""
 
@@ -87,12 +148,12 @@ class Held:
 
     def alive(self) -> list[int]:
         """Those that have not ended."""
-        return [pid for pid, fd in self._handles.items() if not select.select([fd], [], [], 0)[0]]
+        return [pid for pid, fd in self._handles.items() if not _ended(fd, 0)]
 
     def wait_gone(self, timeout_s: float = 30) -> None:
         """Wait until the last one has ended."""
         for pid, fd in self._handles.items():
-            assert select.select([fd], [], [], timeout_s)[0], f"process {pid} is still there"
+            assert _ended(fd, timeout_s), f"process {pid} is still there"
 
     def close(self) -> None:
         """Let go of them."""

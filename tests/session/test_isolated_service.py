@@ -36,7 +36,7 @@ def config(**settings: object) -> Config:
 # Many
 
 
-async def test_thirty_sessions_opened_at_once_are_all_there_and_all_limited() -> None:
+async def test_two_hundred_sessions_opened_at_once_are_all_there_and_all_limited() -> None:
     pids: set[int] = set()
     async with Coordinator(config()) as coordinator:
 
@@ -46,17 +46,24 @@ async def test_thirty_sessions_opened_at_once_are_all_there_and_all_limited() ->
             pids.add(kernel_pid(session))
 
         async with trio.open_nursery() as nursery:
-            for _ in range(30):
+            for _ in range(200):
                 nursery.start_soon(one)
         infos = [await session.info() for session in coordinator.list()]
         assert len({(info.isolation, info.isolation_missing) for info in infos}) == 1
         if coordinator._backends._servers.cgroups is not None:
             limits = [group_file(coordinator, s, "pids.max") for s in coordinator.list()]
-            assert limits == ["256"] * 30
+            assert limits == ["256"] * 200
         held = Held(pids)
-        assert len(held) == 30
+        assert len(held) == 200
     assert held.alive() == []
     held.close()
+
+
+def namespace_pids(pid: int) -> list[int]:
+    """A process's number in each pid namespace that it is in, ours first."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    (numbers,) = [line.split()[1:] for line in lines if line.startswith("NSpid:")]
+    return [int(number) for number in numbers]
 
 
 def counted(coordinator: Coordinator, server: int) -> dict[str, object]:
@@ -184,6 +191,32 @@ async def test_a_session_goes_on_when_the_fork_server_is_killed() -> None:
             os.kill(server.pid, signal.SIGKILL)
             async with coordinator.session() as session:
                 assert (await session.run("6 * 7")).text == "=> 42"
+
+
+async def test_a_killed_keeper_ends_the_kernels_below_it_and_each_session_starts_anew() -> None:
+    async with Coordinator(config()) as coordinator:
+        async with coordinator.session(**given()) as session, coordinator.session() as other:
+            running = await start(session, BUSY, b"busy")
+            await other.run("x = 5")
+            (server,) = coordinator._backends._servers._servers.values()
+            assert server.pid is not None
+            held = Held([server.pid, kernel_pid(session), kernel_pid(other)])
+            # Pid 1 of the namespace that the server and all kernels are born in.
+            (keeper,) = [
+                pid
+                for pid in below(os.getpid())
+                if namespace_pids(pid)[1:] == [1] and pid != server.pid
+            ]
+            os.kill(keeper, signal.SIGKILL)
+            call = await running.wait()
+            assert (call.status, call.state_lost) == ("killed", True)
+            assert call.output.text == "busy\n"
+            await trio.to_thread.run_sync(held.wait_gone)
+            assert (await attempt(session, "prove"))["pid"] == 2
+            assert (await other.run("'x' in globals()")).text == "=> False"
+        held.close()
+        assert len(below(os.getpid())) == 3  # the next server, its keeper, the parent of both
+        assert list(coordinator._workspaces.iterdir()) == []
 
 
 HOST = """

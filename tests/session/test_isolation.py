@@ -11,12 +11,21 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 import trio
-from outside import attempt, given, group_file, groups, kernel_pid, members, start
+from outside import (
+    answers,
+    attempt,
+    given,
+    group_file,
+    groups,
+    kernel_pid,
+    limited,
+    members,
+    start,
+)
 
 from replsvc.config import Config, Limits
 from replsvc.coordinator import Coordinator
@@ -58,35 +67,6 @@ async def coordinator(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Coordina
     config = Config(isolation="best", limits=Limits(interrupt_grace_s=0.5))
     async with Coordinator(config) as coordinator:
         yield coordinator
-
-
-@pytest.fixture
-async def neighbour(coordinator: Coordinator) -> AsyncIterator[Session]:
-    """A session with a name to lose; its kernel must be the same at the end, and answer."""
-    async with coordinator.session(**given()) as session:
-        await session.run("kept = 'as it was'")
-        before = kernel_pid(session)
-        yield session
-        assert (await session.run("kept")).text == "=> 'as it was'"
-        assert kernel_pid(session) == before
-
-
-@pytest.fixture
-async def offender(coordinator: Coordinator, neighbour: Session) -> AsyncIterator[Session]:
-    async with coordinator.session(**given()) as session:
-        yield session
-
-
-@asynccontextmanager
-async def limited(coordinator: Coordinator, **limits: int) -> AsyncIterator[Session]:
-    async with coordinator.session(**given(), limits=limits) as session:
-        yield session
-
-
-async def answers(session: Session) -> None:
-    """Within a second, whatever another session does."""
-    with trio.fail_after(1):
-        assert (await session.run("6 * 7")).text == "=> 42"
 
 
 async def test_outside_of_a_sandbox_nothing_is_tried() -> None:
