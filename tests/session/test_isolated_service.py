@@ -349,7 +349,7 @@ def test_an_ordinary_user_gets_isolation_and_hears_what_is_missing(home: Path) -
     assert found["init"]["ptrace"] == "EPERM"
     # Below its own /tmp are the places of an environment that lies in ours.
     writable = {one for one in found["writable"] if not one.startswith("/session/tmp/")}
-    assert writable == {"/dev/shm", "/session/run", "/session/tmp", "/session/work"}
+    assert writable == {"/dev/shm", "/session/tmp", "/session/work"}
     assert found["read"] == "ENOENT"
     assert found["network"]["interfaces"] == ["lo"]
     assert found["network"]["tcp"] == "ENETUNREACH"

@@ -128,10 +128,23 @@ async def test_a_neighbours_sockets_are_out_of_reach(
         assert await attempt(neighbour, "connect", own) == "done"
     assert await attempt(offender, "connect", "\0theirs") == "ECONNREFUSED"
     assert await attempt(offender, "connect", ["127.0.0.1", port]) == "ECONNREFUSED"
-    directory = neighbour._parts.workspace
-    for path in (directory / "theirs", directory.parent / "run" / "k-1"):
-        assert path.is_socket()
-        assert await attempt(offender, "connect", str(path)) in ("ENOENT", "EACCES")
+    path = neighbour._parts.workspace / "theirs"
+    assert path.is_socket()
+    assert await attempt(offender, "connect", str(path)) in ("ENOENT", "EACCES")
+
+
+async def test_the_sockets_of_a_kernel_are_in_no_directory_once_it_runs(
+    coordinator: Coordinator, offender: Session
+) -> None:
+    # Not even its own: they are known by nothing but the connections that they have.
+    assert [path for path in coordinator._workspaces.rglob("*") if path.is_socket()] == []
+    assert [path.name for path in offender._parts.workspace.parent.iterdir()] == ["work"]
+    for action in ("open('/session/run/x', 'w')", "import os; os.mkdir('/session/run/x')"):
+        call = await offender.run(action)
+        assert call.error is not None
+        assert call.error.ename == "FileNotFoundError"
+    await offender.restart()
+    await answers(offender)
 
 
 async def test_the_hosts_listeners_are_out_of_reach(offender: Session, tmp_path: Path) -> None:
@@ -225,8 +238,6 @@ async def test_no_process_on_the_host_has_a_key_in_its_command_line(
 
 async def test_only_its_own_directories_can_be_written(offender: Session) -> None:
     found = await attempt(offender, "writable")
-    if os.geteuid() != 0:
-        found.remove("/session/run")  # the sockets' directory can't be somebody else's
     assert found == ["/dev/shm", "/session/tmp", "/session/work"]
     files = [sys.executable, os.__file__, "/etc/hosts", "/session/etc/passwd", "/usr/bin/env"]
     found = await attempt(offender, "written", files)
@@ -362,6 +373,16 @@ async def test_a_full_temporary_directory_is_an_error_in_the_cell(
     assert await attempt(offender, "make_files", place) == "ENOSPC"
     await answers(neighbour)
     await answers(offender)
+
+
+async def test_temporary_files_take_half_of_a_small_memory_at_most(
+    coordinator: Coordinator,
+) -> None:
+    async with limited(coordinator, memory_bytes=160 * MiB) as session:
+        for place in ("/tmp", "/dev/shm"):
+            said, size = await attempt(session, "fill", place)
+            assert (said, size // MiB) == ("ENOSPC", 80)
+        await answers(session)
 
 
 async def test_a_crash_leaves_no_core_dump(offender: Session) -> None:

@@ -179,9 +179,8 @@ class ForkServerBackend(Backend):
                 process.explain = lambda exit_: _explained(exit_, group)
                 nursery.start_soon(process.run)
                 async with guest_kernel(ends, process, nursery, spec, isolation, deadline) as k:
-                    if servers.how == namespaces.ROOT:
-                        # The sockets are there; nothing else is to be put beside them.
-                        os.chown(run, os.geteuid(), os.getegid())
+                    # We are connected, for good. A session can't fill a directory that is gone.
+                    shutil.rmtree(run, ignore_errors=True)
                     yield k
 
     async def _forked(
@@ -251,12 +250,14 @@ class ForkServerBackend(Backend):
         return root is not None and "pids" in root.controllers
 
     def _request(self, spec: LaunchSpec, name: str, user: int) -> dict[str, Any]:
+        # What lies in there is memory, and where no control group counts it this is its only limit.
+        half = (spec.resources.memory_bytes or 2 * TMP_BYTES) // 2
         return {
             "user": user,
             "work": f"{name}/work",
             "run": f"{name}/run",
-            "tmp_bytes": TMP_BYTES,
-            "shared_memory_bytes": SHARED_MEMORY_BYTES,
+            "tmp_bytes": min(TMP_BYTES, half),
+            "shared_memory_bytes": min(SHARED_MEMORY_BYTES, half),
             "shown": [{"target": m.target, "writable": m.writable} for m in spec.mounts],
             "rlimits": {
                 "open_files": spec.resources.open_files,
