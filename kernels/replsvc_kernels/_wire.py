@@ -86,7 +86,7 @@ class WireKernel(Kernel):
         self._late_backlog: deque[Stream] = deque()
         self._late_bytes = 0
         self._late_pairs: dict[int, Pair] = {}
-        self._late_wakeup = trio.Event()
+        self._late_wakeup, self._welcomed = trio.Event(), trio.Event()
         self._printed = bytearray() if printed is None else printed
         self._next: Pair | None = None
         self._violation: ProtocolViolation | None = None
@@ -126,6 +126,8 @@ class WireKernel(Kernel):
             elif (cell := self._probes.get(message.parent)) is not None:
                 if message.content.get("execution_state") == "idle":
                     cell.idle()
+            elif message.type == "iopub_welcome":
+                self._welcomed.set()
             else:
                 self._wake_waiter(message)
 
@@ -166,6 +168,7 @@ class WireKernel(Kernel):
             cell.fail(error)
         for waiter in self._waiting.values():
             waiter.event.set()
+        self._welcomed.set()
 
     def _raise_if_dead(self) -> None:
         if self._violation is not None:
@@ -407,6 +410,15 @@ class WireKernel(Kernel):
         finally:
             for id_ in asked:
                 self._waiting.pop(id_, None)
+
+    async def wait_welcome(self) -> None:
+        """Wait until our subscription is in force, of which a guest tells every subscriber.
+
+        A guest that has said that it is ready needs no more than this; `wait_ready` is for others.
+        Raises `KernelDied` and `ProtocolViolation`.
+        """
+        await self._welcomed.wait()
+        self._raise_if_dead()
 
     def _learn(self, message: Message) -> None:
         language = json_object(message.content.get("language_info"))

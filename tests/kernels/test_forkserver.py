@@ -141,6 +141,23 @@ async def test_a_kernel_whose_init_is_killed_has_died_of_that(
         assert death.value.exit == Exit(signal=signal.SIGKILL)
 
 
+TRACES = """
+import linecache, sys
+print([name for name in vars(sys) if name.startswith("last_")])
+print([name for name in linecache.cache if linecache.getlines(name) == ["1 / 0\\n"]])
+print("x" in globals(), repr(_), len(Out), len(In))
+get_ipython().run_line_magic("tb", "")
+"""
+
+
+async def test_a_kernel_knows_nothing_of_the_cells_that_warmed_its_server(
+    servers: ForkServers, backend: ForkServerBackend
+) -> None:
+    async with opened(backend, isolated(servers, "one")) as kernel:
+        lines = (await said(kernel, TRACES)).splitlines()
+    assert lines == ["[]", "[]", "False '' 0 2", "No traceback available to show."]
+
+
 # Starts that fail
 
 

@@ -190,6 +190,7 @@ def _served(
     def session() -> Any:
         first = namespaces.FIRST_SESSION_ID
         namespaces.enter_session_namespaces("session")
+        namespaces.enter_cgroup_namespace()
         session_root.build(root, session_root.SessionRoot(user=first, **parts))
         if how == namespaces.SUBORDINATE:
             # The host could not: these ids are the server's to give, and to take back.

@@ -107,6 +107,11 @@ class ForkServers:
             self._nursery.start_soon(server.run)
         return ForkServerBackend(server, self)
 
+    def hurry(self) -> None:
+        """A kernel is about to be forked: let what it would wait for begin."""
+        if self.cgroups is not None:
+            self._nursery.start_soon(trio.to_thread.run_sync, self.cgroups.hurry)
+
     def take_user(self) -> int:
         """An id for a session, of its own where a range is mapped."""
         first = namespaces.FIRST_SESSION_ID
@@ -156,6 +161,7 @@ class ForkServerBackend(Backend):
         """See `Backend.open`."""
         deadline = trio.current_time() + spec.startup_timeout_s
         servers = self._servers
+        servers.hurry()
         name = Path(spec.workspace).parent.name
         run = servers.sessions / name / "run"
         with ExitStack() as stack:

@@ -92,7 +92,9 @@ async def guest_kernel(
                 if hello.get("ready") is not True:
                     await _explain(hello, process, ends.orphan)
                 kernel = WireKernel(
-                    KernelInfo("python", str(hello.get("python", ""))[:100], True, isolation),
+                    KernelInfo(
+                        "python", str(hello.get("python", ""))[:100], True, isolation, process.pid
+                    ),
                     process,
                     stack.enter_context(Channels(ends.connection, spec.limits)),
                     spec.limits,
@@ -101,7 +103,7 @@ async def guest_kernel(
                 )
                 kernel.orphan(ends.orphan)
                 await nursery.start(kernel.run)
-                await kernel.wait_ready()
+                await kernel.wait_welcome()
                 kernel.prefetch()
             if kernel is None or startup.cancelled_caught:
                 raise LaunchTimeout(f"the kernel was not ready after {spec.startup_timeout_s:g} s")

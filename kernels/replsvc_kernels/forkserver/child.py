@@ -1,6 +1,6 @@
 """What a forked child does to become a session's kernel: isolation, then sockets, then serving.
 
-The order matters, each step needs what the next takes away: cgroup, namespaces, mounts, limits, ids
+The order matters, each step needs what the next takes away: namespaces, mounts, cgroup, limits, ids
 and capabilities, Landlock, seccomp. Only then are the host's key read and sockets made.
 """
 
@@ -44,13 +44,10 @@ def become_kernel(app: Any, root: Any, fds: list[int], single: bool) -> None:
             file.seek(0)
             request = json.loads(file.readall())
         joins = fds[ERR + 1 : ERR + 1 + request["joins"]]
-        cgroups.join(joins)
-        for fd in joins:
-            os.close(fd)
         os.dup2(fds[OUT], 1)
         os.dup2(fds[ERR], 2)
         link = HostLink(fds[GUEST])
-        _isolate(root, request, single, fds[ERR + 1 + len(joins) :], keep=fds[GUEST])
+        _isolate(root, request, single, joins, fds[ERR + 1 + len(joins) :], keep=fds[GUEST])
         _adopt_environment(request["env"])
         app.plumb(link)
     except BaseException as error:  # noqa: BLE001 - whatever it is, the host must hear of it
@@ -62,7 +59,12 @@ def become_kernel(app: Any, root: Any, fds: list[int], single: bool) -> None:
 
 
 def _isolate(
-    root: Any, request: dict[str, Any], single: bool, mounts: list[int], keep: int
+    root: Any,
+    request: dict[str, Any],
+    single: bool,
+    joins: list[int],
+    mounts: list[int],
+    keep: int,
 ) -> None:
     user = request["user"]
     namespaces.enter_session_namespaces("session")
@@ -80,6 +82,9 @@ def _isolate(
             ],
         ),
     )
+    # Not before: whoever is the first to move for a while waits some 10 ms for the system.
+    cgroups.join(joins)
+    namespaces.enter_cgroup_namespace()
     os.setsid()
     os.chdir(session_root.WORK)
     rlimits.apply(rlimits.Limits(**request["rlimits"]))

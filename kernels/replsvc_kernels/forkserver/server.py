@@ -22,7 +22,7 @@ import sys
 import traceback
 from typing import Any
 
-from _replsvc_sandbox import init, landlock, namespaces, server_root
+from _replsvc_sandbox import init, landlock, namespaces, seccomp, server_root
 
 from . import child
 from .control import Control, close_all
@@ -68,6 +68,7 @@ class _Server:
         self._control = control
         self._kernels: dict[int, int] = {}
         self._inits: dict[int, int] = {}
+        self._pids: dict[int, tuple[int, int]] = {}
         self._root: Any = None
         self._single = config.get("how") == namespaces.SINGLE
         self._enter(config, descriptors)
@@ -89,7 +90,8 @@ class _Server:
                     f"preload: {name} can't be imported ({type(error).__name__}: {error}). "
                     f"Install it in the environment of {sys.executable}, or don't preload it"
                 ) from error
-        self._warm()
+        importlib.import_module("_replsvc_guest.warm").warm(self._app)
+        seccomp.program()
         namespaces.assert_one_thread()
         self._init = init.prepare()
         self._home = namespaces.open_own("pid")
@@ -135,12 +137,6 @@ class _Server:
         namespaces.unshare(namespaces.NEWNS)
         server_root.enter(self._root)
 
-    def _warm(self) -> None:
-        """Run through parser, compiler, formatters and the error path once, for all to come."""
-        shell = self._app.kernel.shell
-        for code in ("1 + 1", "x = [n for n in range(3)]\nx", "del x"):
-            shell.run_cell(code, silent=True, store_history=False)
-
     # Serving
 
     def serve(self) -> int:
@@ -185,6 +181,7 @@ class _Server:
         close_all(descriptors)
         self._kernels[pid] = number
         self._inits[init_pid] = number
+        self._pids[number] = (pid, init_pid)
         handles = [os.pidfd_open(one) for one in (pid, init_pid)]
         self._control.say({"forked": number, "pid": pid}, handles)
         close_all(handles)
@@ -193,10 +190,10 @@ class _Server:
         namespaces.setns(self._home, namespaces.NEWPID)
 
     def _interrupt(self, number: int) -> None:
-        for pid, known in self._kernels.items():
-            if known == number:
-                # Not reaped yet, so the pid and its group are its own.
-                os.killpg(pid, signal.SIGINT)
+        pid, _ = self._pids.get(number, (0, 0))
+        if pid in self._kernels:
+            # Not reaped yet, so the pid and its group are its own.
+            os.killpg(pid, signal.SIGINT)
 
     def _reap(self) -> None:
         while True:
@@ -210,12 +207,18 @@ class _Server:
                 code = os.waitstatus_to_exitcode(status)
                 ended = {"code": code} if code >= 0 else {"signal": -code}
                 self._control.say({"exited": number, **ended})
-                for init_pid, known in self._inits.items():
-                    if known == number:
-                        os.kill(init_pid, signal.SIGKILL)
+                _, init_pid = self._pids[number]
+                if init_pid in self._inits:
+                    os.kill(init_pid, signal.SIGKILL)
             elif (number := self._inits.pop(pid, None)) is not None:
                 # An init is reaped when its namespace is empty.
                 self._control.say({"swept": number})
+            if number is not None and not self._alive(number):
+                del self._pids[number]
+
+    def _alive(self, number: int) -> bool:
+        pid, init_pid = self._pids[number]
+        return pid in self._kernels or init_pid in self._inits
 
     def _end(self) -> None:
         """The host is gone: end what is ours; the keeper's end takes the rest."""

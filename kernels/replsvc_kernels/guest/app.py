@@ -82,6 +82,7 @@ class GuestApp(IPKernelApp):
         self._detach_stdin()
         kernel, session = self.kernel, self.session
         session.key = hello["key"].encode()
+        session.pid = os.getpid()  # it may have been made before a fork
         self.transport, self.ip = hello["transport"], hello["ip"]
         ports = hello["ports"]
         loop = asyncio.new_event_loop()

@@ -287,14 +287,18 @@ def new_pid_namespace_for_children() -> None:
 
 
 def enter_session_namespaces(hostname: str) -> None:
-    """New mount, ipc, uts, net and cgroup namespaces, with loopback up and a host name.
+    """New mount, ipc, uts and net namespaces, with loopback up and a host name.
 
-    The pid namespace is entered by being born in it. To be called once the process is in its
-    cgroup, which then looks to it like the topmost. Raises `OSError` that names the step.
+    The pid namespace is entered by being born in it. Raises `OSError` that names the step.
     """
-    unshare(NEWNS | NEWIPC | NEWUTS | NEWNET | NEWCGROUP)
+    unshare(NEWNS | NEWIPC | NEWUTS | NEWNET)
     loopback_up()
     socket.sethostname(hostname)
+
+
+def enter_cgroup_namespace() -> None:
+    """The cgroup that we are in looks like the topmost from now on. Raises `OSError`."""
+    unshare(NEWCGROUP)
 
 
 def loopback_up() -> None:

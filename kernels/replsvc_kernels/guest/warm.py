@@ -1,0 +1,107 @@
+"""What a fork server does before it forks: a cell's whole way, so that no kernel's is its first.
+
+The parser, the compiler, formatters, the error path, imports that libraries put off, the
+interpreter's specialised code: each kernel inherits them warm, in pages that it need not copy.
+"""
+
+# mypy: disallow-untyped-calls=False
+# IPython's and ipykernel's classes carry no types
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import io
+import linecache
+import logging
+import sys
+from typing import Any
+
+import zmq
+from tornado.ioloop import IOLoop
+
+from . import compat
+
+CELLS = ("1 + 1", "x = [n for n in range(3)]\nx", "print('x')", "1 / 0", "x +")
+# Python specialises what runs more often than this.
+ROUNDS = 12
+
+
+class _Nowhere:
+    """Stands for sockets, pipes and the host: takes everything, and has nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        return _nothing
+
+
+def _nothing(*_args: Any, **_options: Any) -> None:
+    return None
+
+
+def warm(app: Any) -> None:
+    """Run cells from their messages to their replies, into nowhere; the kernel is as before.
+
+    For a process of one thread before `plumb`. What fails here leaves a kernel that is slower once.
+    """
+    kernel, session, shell = app.kernel, app.session, app.kernel.shell
+    nowhere = _Nowhere()
+    names, files = dict(shell.user_ns), set(linecache.cache)
+    session.key = b"warm"
+    kernel.capture = kernel.link = nowhere
+    speakers = (shell.displayhook, shell.display_pub)
+    kernel.iopub_socket = nowhere
+    for speaker in speakers:
+        speaker.session, speaker.pub_socket = session, nowhere
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    quiet = logging.getLogger("asyncio")
+    disabled, quiet.disabled = quiet.disabled, True
+    try:
+        IOLoop.current()
+        compat.adopt_loop(kernel)
+        with contextlib.suppress(Exception), contextlib.redirect_stdout(io.StringIO()):
+            loop.run_until_complete(_cells(kernel, session))
+    finally:
+        loop.close()
+        asyncio.set_event_loop(None)
+        IOLoop.clear_current()
+        quiet.disabled = disabled
+        session.key = b""
+        session.digest_history.clear()
+        kernel.capture = kernel.link = kernel.iopub_socket = None
+        for speaker in speakers:
+            speaker.session = speaker.pub_socket = None
+        for name in set(linecache.cache) - files:
+            del linecache.cache[name]
+        _forget(shell, names)
+
+
+def _forget(shell: Any, names: dict[str, Any]) -> None:
+    """Leave no name, no value and no error of these cells."""
+    shell.user_ns.clear()
+    shell.user_ns.update(names)
+    names["_oh"].clear()
+    compat.forget_outputs(shell)
+    shell.begin_cell()
+    shell.last_execution_result = None
+    shell.last_execution_succeeded = True
+    shell.__dict__.pop("_last_traceback", None)
+    for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+        sys.__dict__.pop(name, None)
+
+
+async def _cells(kernel: Any, session: Any) -> None:
+    for _ in range(ROUNDS):
+        for code in CELLS:
+            content = {
+                "code": code,
+                "silent": False,
+                "store_history": False,
+                "stop_on_error": False,
+            }
+            message = session.msg("execute_request", content, metadata={"replsvc": {}})
+            frames = [zmq.Frame(part) for part in session.serialize(message)]
+            handled = kernel.dispatch_shell(frames)
+            if inspect.isawaitable(handled):
+                await handled
