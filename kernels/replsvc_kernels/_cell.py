@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import trio
 
 from replsvc_kernels._channels import Message
 from replsvc_kernels._merge import Merger
-from replsvc_kernels._parse import count, parse_output
+from replsvc_kernels._parse import count, parse_input_request, parse_output
 from replsvc_kernels._pipes import Pair, Pipe, Pump
 from replsvc_kernels.kernel import Cell, KernelDied
-from replsvc_kernels.messages import Output, Reply, Stream
+from replsvc_kernels.messages import InputRequest, InputWithdrawn, Output, Reply, Stream
 
 # A cell that ends within this time never registers its pipes with epoll.
 QUICK_CELL_S = 0.003
@@ -31,13 +31,19 @@ LATE_IDLE_S = 1.0
 MAX_BUFFERED_BYTES = 1024 * 1024
 MAX_INBOX = 200
 MAX_INBOX_BYTES = 8 * 1024 * 1024
+# What Jupyter's own frontends send when somebody presses Ctrl-D.
+END_OF_INPUT = "\x04"
 
 
 class WireCell(Cell):
     """See `Cell`. `pump` and `pair` are there when our guest runs the cell.
 
     `probe` asks the kernel for an idle that comes after this cell's: `idle` when that has come.
+    `send_answer` sends a value and a reason in reply to an `input_request`; `answered` says whether
+    the cell's consumer answers any.
     """
+
+    answered = False
 
     def __init__(
         self,
@@ -46,9 +52,12 @@ class WireCell(Cell):
         pump: Pump | None,
         pair: Pair | None,
         probe: Callable[[WireCell], None],
+        send_answer: Callable[[Message, str, str], Awaitable[None]],
     ) -> None:
         self.cell = cell
-        self._probe = probe
+        self._probe, self._send_answer = probe, send_answer
+        self._asked: Message | None = None
+        self._questions = 0
         self.started = trio.Event()
         self._pump, self._pair = pump, pair
         self._merger = Merger(nonce, cell)
@@ -81,6 +90,37 @@ class WireCell(Cell):
             return
         if isinstance(output, Stream):
             output = Stream(output.name, output.data, self.cell)
+        await self._take_in(message, output)
+
+    async def ask(self, message: Message) -> None:
+        """From the stdin reader: a question, or that the last one is off."""
+        if message.type == "input_withdrawn":
+            self.withdraw(count(message.metadata.get("replsvc_mark")))
+        elif message.type == "input_request" and self.answered:
+            self._asked = message
+            self._questions += 1
+            await self._take_in(message, parse_input_request(message, self._questions))
+        elif message.type == "input_request":
+            # It was told that nobody answers, and waits all the same: not for ever.
+            await self._send_answer(message, END_OF_INPUT, "nobody answers in this session")
+
+    def withdraw(self, mark: int | None = None) -> None:
+        """The code does not wait for an answer any more."""
+        if self._asked is not None:
+            self._asked = None
+            self._inbox.append((mark, InputWithdrawn(), 0))
+            self._wakeup.set()
+
+    async def answer(self, request: InputRequest, text: str | None, *, why: str = "") -> bool:
+        """See `Cell.answer`."""
+        asked = self._asked
+        if asked is None or request.number != self._questions or self._done:
+            return False
+        self._asked = None
+        await self._send_answer(asked, END_OF_INPUT if text is None else text, why)
+        return True
+
+    async def _take_in(self, message: Message, output: Output) -> None:
         self._inbox.append((count(message.metadata.get("replsvc_mark")), output, message.size))
         self._inbox_bytes += message.size
         self._wakeup.set()

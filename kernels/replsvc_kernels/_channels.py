@@ -27,10 +27,10 @@ from replsvc_kernels.backends.base import Connection
 from replsvc_kernels.kernel import LaunchError, ProtocolViolation
 from replsvc_kernels.messages import Limits
 
-Channel = Literal["shell", "control", "iopub"]
+Channel = Literal["shell", "control", "iopub", "stdin"]
 DELIMITER = b"<IDS|MSG>"
 MAX_IN_A_ROW = 16
-MAX_SOCKETS = 65_536  # libzmq's default of 1023 is four sockets a kernel away from 255 kernels
+MAX_SOCKETS = 65_536  # libzmq's default of 1023 is eight sockets a kernel away from 127 kernels
 
 _contexts: dict[int, zmq.Context[zmq.Socket[bytes]]] = {}
 
@@ -48,7 +48,7 @@ def _shared_context() -> zmq.Context[zmq.Socket[bytes]]:
 class Message:
     """One checked message: its type, its parent's id, content and metadata as plain JSON objects.
 
-    `size` is what it took on the wire, in bytes.
+    `size` is what it took on the wire, in bytes; `id` its own, for whoever replies to it.
     """
 
     type: str
@@ -56,6 +56,7 @@ class Message:
     content: Mapping[str, Any]
     metadata: Mapping[str, Any]
     size: int = 0
+    id: str = ""
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -106,9 +107,13 @@ class Codec:
         return signature.hexdigest().encode()
 
     def encode(
-        self, type_: str, content: Mapping[str, Any], metadata: Mapping[str, Any]
+        self,
+        type_: str,
+        content: Mapping[str, Any],
+        metadata: Mapping[str, Any],
+        parent: Mapping[str, Any] | None = None,
     ) -> tuple[str, list[bytes]]:
-        """The message's id and its frames."""
+        """The message's id and its frames. `parent` is the header of what it replies to."""
         self._count += 1
         id_ = f"{self._session}_{self._count}"
         header = {
@@ -119,7 +124,7 @@ class Codec:
             "date": datetime.now(UTC).isoformat(),
             "version": "5.4",
         }
-        parts = [json.dumps(part).encode() for part in (header, {}, metadata, content)]
+        parts = [json.dumps(part).encode() for part in (header, parent or {}, metadata, content)]
         return id_, [DELIMITER, self._sign(parts), *parts]
 
     def decode(self, frames: list[bytes]) -> Message:
@@ -150,9 +155,10 @@ class Codec:
         ):
             raise ProtocolViolation(f"JSON nested over {self._limits.max_json_depth} deep")
         type_, parent_id = header.get("msg_type"), parent.get("msg_id", "")
-        if not isinstance(type_, str) or not isinstance(parent_id, str):
+        id_ = header.get("msg_id", "")
+        if not (isinstance(type_, str) and isinstance(parent_id, str) and isinstance(id_, str)):
             raise ProtocolViolation("a header with wrong types")
-        return Message(type_, parent_id, content, metadata, size)
+        return Message(type_, parent_id, content, metadata, size, id_)
 
 
 def _connected(kind: int, url: str, identity: bytes, limits: Limits) -> zmq.Socket[bytes]:
@@ -223,7 +229,13 @@ class Channels:
     def __init__(self, connection: Connection, limits: Limits) -> None:
         self._codec = Codec(connection.key, limits)
         identity = uuid.uuid4().bytes.replace(b"\0", b"\1")
-        kinds: dict[Channel, int] = {"shell": zmq.DEALER, "control": zmq.DEALER, "iopub": zmq.SUB}
+        kinds: dict[Channel, int] = {
+            "shell": zmq.DEALER,
+            "control": zmq.DEALER,
+            "iopub": zmq.SUB,
+            # From the start: a kernel asks by our name, and what it asks a stranger is lost.
+            "stdin": zmq.DEALER,
+        }
         self._sockets: dict[Channel, _Socket] = {}
         self._monitors: list[_Socket] = []
         try:
@@ -260,6 +272,15 @@ class Channels:
         except zmq.Again:
             raise ProtocolViolation("a kernel that does not read its requests") from None
         return id_
+
+    def answer(self, to: Message, content: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
+        """Send the `input_reply` to an `input_request`. Raises `ProtocolViolation`."""
+        parent = {"msg_id": to.id, "msg_type": to.type}
+        _, frames = self._codec.encode("input_reply", content, metadata, parent)
+        try:
+            self._sockets["stdin"].send(frames)
+        except zmq.Again:
+            raise ProtocolViolation("a kernel that does not read its answers") from None
 
     async def receive(self, channel: Channel) -> Message:
         """The next message; one task a channel. Raises `ProtocolViolation`."""

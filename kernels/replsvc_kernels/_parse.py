@@ -13,6 +13,7 @@ from replsvc_kernels.messages import (
     DisplayData,
     ExecuteResult,
     Failure,
+    InputRequest,
     Limits,
     Output,
     Reply,
@@ -22,6 +23,7 @@ from replsvc_kernels.messages import (
 MAX_COUNT = 2**53  # what every JSON reader and database holds exactly
 MAX_NAME_CHARS = 1_000
 MAX_TEXT_CHARS = 1_000_000
+MAX_PROMPT_CHARS = 4_000
 
 
 def text(value: object, limit: int = MAX_TEXT_CHARS) -> str:
@@ -83,6 +85,12 @@ def parse_output(message: Message) -> Output | None:
                 # Whole: how long a message may be was checked when it came.
                 return Stream(name, printed.encode("utf-8", "backslashreplace"))
     return None
+
+
+def parse_input_request(message: Message, number: int) -> InputRequest:
+    """What a cell asks, with a prompt of a length that people read."""
+    prompt = text(message.content.get("prompt"), MAX_PROMPT_CHARS)
+    return InputRequest(prompt, message.content.get("password") is True, number)
 
 
 def parse_reply(message: Message, limits: Limits) -> Reply:

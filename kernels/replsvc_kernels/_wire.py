@@ -102,6 +102,7 @@ class WireKernel(Kernel):
             nursery.start_soon(self._guard, self._read_shell)
             nursery.start_soon(self._guard, self._read_iopub)
             nursery.start_soon(self._guard, self._read_control)
+            nursery.start_soon(self._guard, self._read_stdin)
             nursery.start_soon(self._guard, self._watch_connection)
             nursery.start_soon(self._watch_process)
             task_status.started()
@@ -143,6 +144,13 @@ class WireKernel(Kernel):
     async def _read_control(self) -> None:
         while True:
             self._wake_waiter(await self._channels.receive("control"))
+
+    async def _read_stdin(self) -> None:
+        while True:
+            message = await self._channels.receive("stdin")
+            # What is asked for a cell that has ended, or that never was, nobody hears.
+            if (cell := self._cells.get(message.parent)) is not None:
+                await cell.ask(message)
 
     def _wake_waiter(self, message: Message) -> None:
         if (waiter := self._waiting.get(message.parent)) is not None:
@@ -252,6 +260,14 @@ class WireKernel(Kernel):
             await self._end_for(violation)
             raise
 
+    async def _send_answer(self, to: Message, value: str, why: str) -> None:
+        metadata = {"replsvc": {"why": why}} if why and self._pump is not None else {}
+        try:
+            self._channels.answer(to, {"status": "ok", "value": value}, metadata)
+        except ProtocolViolation as violation:
+            await self._end_for(violation)
+            raise
+
     def _probe(self, cell: WireCell) -> None:
         """Ask for an idle that comes after the cell's: its own was dropped on the way.
 
@@ -261,7 +277,12 @@ class WireKernel(Kernel):
 
     @asynccontextmanager
     async def execute(
-        self, code: str, *, cell: str, env: Mapping[str, str] | None = None
+        self,
+        code: str,
+        *,
+        cell: str,
+        env: Mapping[str, str] | None = None,
+        stdin: bool = False,
     ) -> AsyncIterator[Cell]:
         """See `Kernel.execute`."""
         self._raise_if_dead()
@@ -272,7 +293,7 @@ class WireKernel(Kernel):
             "silent": False,
             "store_history": True,
             "user_expressions": {},
-            "allow_stdin": False,
+            "allow_stdin": stdin,
             # Per call, never for the queue: only one request is ever with the kernel.
             "stop_on_error": False,
         }
@@ -282,7 +303,8 @@ class WireKernel(Kernel):
             pair = self._take_pair(self._pump)
             pair.cell = cell
             metadata = {"replsvc": {"pair": pair.number, "env": dict(env or {})}}
-        running = WireCell(cell, self._nonce, self._pump, pair, self._probe)
+        running = WireCell(cell, self._nonce, self._pump, pair, self._probe, self._send_answer)
+        running.answered = stdin
         id_ = ""
         try:
             id_ = await self._send("shell", "execute_request", content, metadata)
@@ -434,6 +456,10 @@ class WireKernel(Kernel):
 
     async def interrupt(self) -> bool:
         """See `Kernel.interrupt`."""
+        if self._pump is None:
+            # Our guest says so itself; in others an interrupt ends `input()`, and they say nothing.
+            for cell in self._cells.values():
+                cell.withdraw()
         if self._message_interrupt_s is None:
             return await self._process.signal(signal.SIGINT)
         with contextlib.suppress(KernelError), trio.move_on_after(self._message_interrupt_s):

@@ -16,7 +16,16 @@ from typing import Literal
 
 import trio
 
-from replsvc_kernels.messages import Exit, Limits, Output, Reply, SetupCode, SetupReport, Stream
+from replsvc_kernels.messages import (
+    Exit,
+    InputRequest,
+    Limits,
+    Output,
+    Reply,
+    SetupCode,
+    SetupReport,
+    Stream,
+)
 
 
 class KernelError(Exception):
@@ -111,6 +120,15 @@ class Cell(ABC):
     @abstractmethod
     def __aiter__(self) -> AsyncIterator[Output]: ...
 
+    @abstractmethod
+    async def answer(self, request: InputRequest, text: str | None, *, why: str = "") -> bool:
+        """Answer a request for input; whether it was still waited for.
+
+        None is the end of input: Python code gets an `EOFError`, with `why` as its message where
+        our guest runs it. A request can be answered while no later one was made, once. Raises
+        `ProtocolViolation` when the kernel does not read.
+        """
+
 
 class Kernel(ABC):
     """See the module. Implemented by the wire kernel of every backend and `testing.FakeKernel`."""
@@ -119,11 +137,18 @@ class Kernel(ABC):
 
     @abstractmethod
     def execute(
-        self, code: str, *, cell: str, env: Mapping[str, str] | None = None
+        self,
+        code: str,
+        *,
+        cell: str,
+        env: Mapping[str, str] | None = None,
+        stdin: bool = False,
     ) -> AbstractAsyncContextManager[Cell]:
         """Run `code` as one cell called `cell` (an id unique in this kernel's life).
 
-        `env` is set for this cell alone, then restored exactly. Leaving the context before the end
+        `env` is set for this cell alone, then restored exactly. With `stdin` the cell's outputs
+        include each `InputRequest`, to be answered by `Cell.answer`; without, asking is an error in
+        the user's code. Leaving the context before the end
         stops listening, not the code: `interrupt` or `kill` do that.
         """
 

@@ -82,7 +82,24 @@ class Reply:
     published: int | None = None
 
 
-Output = Stream | DisplayData | ExecuteResult | ClearOutput
+@dataclass(frozen=True, slots=True)
+class InputRequest:
+    """The cell waits for a line from a person; `password` when it must not be shown.
+
+    `number` counts the cell's requests, from 1: only the last one can be answered.
+    """
+
+    prompt: str = ""
+    password: bool = False
+    number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class InputWithdrawn:
+    """The cell has stopped waiting for what it asked last, as when it is interrupted."""
+
+
+Output = Stream | DisplayData | ExecuteResult | ClearOutput | InputRequest | InputWithdrawn
 """What a cell yields before its `Reply`."""
 
 

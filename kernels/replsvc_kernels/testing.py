@@ -33,6 +33,8 @@ from replsvc_kernels.messages import (
     ExecuteResult,
     Exit,
     Failure,
+    InputRequest,
+    InputWithdrawn,
     Output,
     Reply,
     SetupCode,
@@ -61,6 +63,18 @@ class Wait:
     """Go on when the test sets `event`; an interrupt ends the wait as it ends `Hang`."""
 
     event: trio.Event
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Ask for a line and wait for it; then do what `then` makes of it.
+
+    The end of input raises `EOFError`, an interrupt ends it as it ends `Hang`.
+    """
+
+    prompt: str = ""
+    password: bool = False
+    then: Callable[[str], Iterable[Step]] = lambda _: ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +115,7 @@ class Names:
     names: tuple[str, ...]
 
 
-Step = Output | Hang | HangHard | Wait | Die | Fail | Violate | Background | Names
+Step = Output | Hang | HangHard | Wait | Ask | Die | Fail | Violate | Background | Names
 Script = Mapping[str, Iterable[Step]] | Callable[[str], Iterable[Step]]
 """Code to its steps. Code that a mapping does not have fails with `UnscriptedCode`.
 
@@ -116,6 +130,7 @@ class Executed:
     code: str
     cell: str
     env: Mapping[str, str] = field(default_factory=dict)
+    stdin: bool = False
 
 
 def _steps(script: Script, key: str) -> Iterable[Step]:
@@ -125,7 +140,12 @@ def _steps(script: Script, key: str) -> Iterable[Step]:
 
 
 class _FakeCell(Cell):
-    def __init__(self) -> None:
+    def __init__(self, stdin: bool) -> None:
+        self.stdin = stdin
+        self.questions = 0
+        self._asked: trio.Event | None = None
+        self.text: str | None = None
+        self.why = ""
         self.started = trio.Event()
         self.failure: KernelError | None = None
         self.send, self._receive = trio.open_memory_channel[Output](OPEN_OUTPUTS)
@@ -140,6 +160,26 @@ class _FakeCell(Cell):
             if self.failure is not None:
                 raise self.failure from None
             raise StopAsyncIteration from None
+
+    async def answer(self, request: InputRequest, text: str | None, *, why: str = "") -> bool:
+        """See `Cell.answer`."""
+        await trio.lowlevel.checkpoint()
+        if self._asked is None or request.number != self.questions:
+            return False
+        self.text, self.why = text, why
+        asked, self._asked = self._asked, None
+        asked.set()
+        return True
+
+    def ask(self, step: Ask) -> tuple[InputRequest, trio.Event]:
+        """The next question, and when it is answered; then `text` and `why` are the answer."""
+        self.questions += 1
+        self._asked = trio.Event()
+        return InputRequest(step.prompt, step.password, self.questions), self._asked
+
+    def withdraw(self) -> None:
+        """The question is off."""
+        self._asked = None
 
     def leave(self) -> list[Output]:
         """No consumer any more; what it had not taken."""
@@ -184,6 +224,7 @@ class FakeKernel(Kernel):
         self._turn = trio.Lock()
         self._nursery: trio.Nursery | None = None
         self._waiting: trio.CancelScope | None = None
+        self._running: _FakeCell | None = None
         self._hard: HangHard | None = None
         self._late: deque[Stream] = deque()
         self._late_added = trio.Event()
@@ -205,14 +246,19 @@ class FakeKernel(Kernel):
 
     @asynccontextmanager
     async def execute(
-        self, code: str, *, cell: str, env: Mapping[str, str] | None = None
+        self,
+        code: str,
+        *,
+        cell: str,
+        env: Mapping[str, str] | None = None,
+        stdin: bool = False,
     ) -> AsyncIterator[Cell]:
         """See `Kernel.execute`."""
         self._raise_if_dead()
         if env and not self.info.has_guest:
             raise KernelError("this kernel has no guest: a cell can't have variables of its own")
-        self.executed.append(Executed(code, cell, dict(env or {})))
-        running = _FakeCell()
+        self.executed.append(Executed(code, cell, dict(env or {}), stdin))
+        running = _FakeCell(stdin)
         assert self._nursery is not None
         self._nursery.start_soon(self._run_cell, running, code, cell)
         try:
@@ -238,6 +284,7 @@ class FakeKernel(Kernel):
                 async with self._turn:
                     if self._exit is None:
                         self._count += 1
+                        self._running = running
                         running.started.set()
                         count = self._count
                         failure = await self._perform(_steps(self._script, code), write, late, [])
@@ -245,6 +292,7 @@ class FakeKernel(Kernel):
                             status = "ok" if failure is None else "error"
                             running.reply = Reply(status, count, failure)  # type: ignore[arg-type]
             finally:
+                self._running = None
                 # Also when the kernel was closed before this task first ran.
                 if running.reply is None and self._exit is not None:
                     running.failure = self._death()
@@ -285,6 +333,9 @@ class FakeKernel(Kernel):
                     await self._exited.wait()
                 finally:
                     self._hard = None
+            case Ask():
+                for follow in await self._ask(step, write):
+                    await self._do(follow, write, late, names)
             case Die(exit_):
                 self.die(exit_)
             case Fail(ename, evalue, traceback):
@@ -298,6 +349,23 @@ class FakeKernel(Kernel):
                 names.extend(added)
             case _:
                 await write(step)
+
+    async def _ask(self, step: Ask, write: Callable[[Output], Awaitable[None]]) -> Iterable[Step]:
+        running = self._running
+        if running is None or not running.stdin:
+            raise _Ended(Failure("StdinNotImplementedError", "nobody can in this session"))
+        request, answered = running.ask(step)
+        try:
+            await write(request)
+            await self._unless_interrupted(answered.wait)
+        except _Ended:
+            running.withdraw()
+            if self._exit is None:
+                await write(InputWithdrawn())
+            raise
+        if running.text is None:
+            raise _Ended(Failure("EOFError", running.why, ("EOFError",)))
+        return step.then(running.text)
 
     async def _unless_interrupted(self, function: Callable[[], Awaitable[object]]) -> None:
         with trio.CancelScope() as self._waiting:

@@ -27,11 +27,13 @@ from replsvc_kernels.messages import (
     DisplayData,
     ExecuteResult,
     Exit,
+    InputRequest,
+    InputWithdrawn,
     Output,
     SetupCode,
     Stream,
 )
-from replsvc_kernels.testing import Background, Die, Fail, FakeBackend, FakeKernel, Hang, Names
+from replsvc_kernels.testing import Ask, Background, Die, Fail, FakeBackend, FakeKernel, Hang, Names
 
 MEGABYTES = 10
 PRINT_MANY = f"for i in range({MEGABYTES * 10}): print('x' * 99_999)"
@@ -53,6 +55,11 @@ LAST_WORDS = (
     "import os, sys\nprint('last words'); sys.stdout.flush()\n"
     "from IPython.display import display; display({'text/plain': 'seen'}, raw=True)\n"
     "import threading; threading.Event().wait(0.3)\nos._exit(3)"
+)
+ASKS = "print('first'); name = input('name? '); print('hello', name)"
+ASKS_SECRETLY = "import getpass; print(len(getpass.getpass('key? ')))"
+ASKS_TWICE = (
+    "try: input('once? ')\nexcept KeyboardInterrupt: print('interrupted')\nprint(input('again? '))"
 )
 LATER = (
     "import subprocess, sys\n"
@@ -97,6 +104,13 @@ def script(code: str) -> Iterable[Any]:
         ],
         LATER: [Background(b"from behind\n")],
         LET_IT: [],
+        ASKS: [
+            Stream("stdout", b"first\n"),
+            Ask("name? ", then=lambda name: [Stream("stdout", f"hello {name}\n".encode())]),
+        ],
+        ASKS_SECRETLY: [
+            Ask("key? ", True, lambda key: [Stream("stdout", b"%d\n" % len(key))]),
+        ],
         "print('me')": [Stream("stdout", b"me\n")],
         "print('you')": [Stream("stdout", b"you\n")],
     }
@@ -160,6 +174,7 @@ def rig_of(*names: str) -> Any:
 rig = rig_of(*MAKERS, "forkserver")
 guest_rig = rig_of("fake", "process", "forkserver")
 bare_rig = rig_of("provisioner")
+rig_with_code = rig_of("process", "provisioner", "forkserver")
 
 
 async def take(cell: Cell) -> list[Output]:
@@ -347,6 +362,121 @@ async def test_a_cancelled_cell_leaves_the_kernel_usable_after_an_interrupt(rig:
         assert isinstance(outputs[-1], ExecuteResult)
         assert following.reply is not None
         assert following.reply.execution_count == 2
+
+
+async def ask(cell: Cell, *answers: str | None, why: str = "") -> list[Output]:
+    """Take all that a cell says, answering one question after the other."""
+    left, seen = list(answers), list[Output]()
+    async for output in cell:
+        seen.append(output)
+        if isinstance(output, InputRequest):
+            assert await cell.answer(output, left.pop(0), why=why)
+    assert not left
+    return seen
+
+
+async def test_a_cell_asks_and_goes_on_with_the_answer(rig: Rig) -> None:
+    async with rig.open() as kernel, kernel.execute(ASKS, cell="c", stdin=True) as cell:
+        seen = await ask(cell, "Ada Lovelace é")
+        requests = [output for output in seen if isinstance(output, InputRequest)]
+        assert requests == [InputRequest("name? ", password=False, number=1)]
+        assert printed(seen) == "first\nhello Ada Lovelace é\n".encode()
+        assert cell.reply is not None
+        assert cell.reply.status == "ok"
+
+
+async def test_what_was_printed_before_a_question_comes_before_it(guest_rig: Rig) -> None:
+    async with guest_rig.open() as kernel, kernel.execute(ASKS, cell="c", stdin=True) as cell:
+        seen = await ask(cell, "x")
+        (place,) = (at for at, output in enumerate(seen) if isinstance(output, InputRequest))
+        assert printed(seen[:place]) == b"first\n"
+
+
+async def test_a_secret_is_asked_for_as_one(rig: Rig) -> None:
+    async with rig.open() as kernel, kernel.execute(ASKS_SECRETLY, cell="c", stdin=True) as cell:
+        seen = await ask(cell, "12345")
+        requests = [output for output in seen if isinstance(output, InputRequest)]
+        assert requests == [InputRequest("key? ", password=True, number=1)]
+        assert printed(seen) == b"5\n"
+
+
+async def test_asking_where_nobody_answers_is_an_error_at_once(rig: Rig) -> None:
+    async with rig.open() as kernel:
+        outputs, cell = await run(kernel, ASKS)
+        assert printed(outputs) == b"first\n"
+        assert not any(isinstance(output, InputRequest) for output in outputs)
+        assert cell.reply is not None
+        assert cell.reply.failure is not None
+        assert cell.reply.failure.ename == "StdinNotImplementedError"
+
+
+async def test_the_end_of_input_is_an_eof_error(rig: Rig) -> None:
+    async with rig.open() as kernel, kernel.execute(ASKS, cell="c", stdin=True) as cell:
+        await ask(cell, None, why="nobody is there")
+        assert cell.reply is not None
+        assert cell.reply.failure is not None
+        assert cell.reply.failure.ename == "EOFError"
+        if kernel.info.has_guest:
+            assert cell.reply.failure.evalue == "nobody is there"
+
+
+async def test_an_interrupt_ends_a_question_and_says_so(rig: Rig) -> None:
+    async with rig.open() as kernel:
+        async with kernel.execute(ASKS, cell="c", stdin=True) as cell:
+            outputs = aiter(cell)
+            asked = await anext(outputs)
+            while not isinstance(asked, InputRequest):
+                asked = await anext(outputs)
+            assert await kernel.interrupt()
+            rest = [output async for output in outputs]
+            assert rest == [InputWithdrawn()]
+            assert not await cell.answer(asked, "too late")
+        assert cell.reply is not None
+        assert cell.reply.failure is not None
+        assert cell.reply.failure.ename == "KeyboardInterrupt"
+        assert (await run(kernel, "1 + 1"))[0]
+
+
+async def test_a_question_is_answered_once(rig: Rig) -> None:
+    async with rig.open() as kernel, kernel.execute(ASKS, cell="c", stdin=True) as cell:
+        async for output in cell:
+            if isinstance(output, InputRequest):
+                assert await cell.answer(output, "first")
+                assert not await cell.answer(output, "second")
+        assert cell.reply is not None
+        assert cell.reply.status == "ok"
+
+
+async def test_a_kernel_killed_while_it_waits_for_an_answer_says_so(rig: Rig) -> None:
+    async with rig.open() as kernel, kernel.execute(ASKS, cell="c", stdin=True) as cell:
+        outputs = aiter(cell)
+        asked = await anext(outputs)
+        while not isinstance(asked, InputRequest):
+            asked = await anext(outputs)
+        kill_from_outside(kernel)
+        with pytest.raises(KernelDied):
+            await anext(outputs)
+        assert not await cell.answer(asked, "too late")
+
+
+async def test_an_answer_to_an_earlier_question_is_not_taken_for_one_to_a_later(
+    rig_with_code: Rig,
+) -> None:
+    async with rig_with_code.open() as kernel:
+        requests, printed_ = [], []
+        async with kernel.execute(ASKS_TWICE, cell="c", stdin=True) as cell:
+            async for output in cell:
+                if isinstance(output, Stream):
+                    printed_.append(output)
+                if isinstance(output, InputRequest):
+                    requests.append(output)
+                    if len(requests) == 1:
+                        await kernel.interrupt()
+                    else:
+                        assert not await cell.answer(requests[0], "old")
+                        assert await cell.answer(requests[1], "new")
+        assert [request.prompt for request in requests] == ["once? ", "again? "]
+        assert printed(printed_) == b"interrupted\nnew\n"
 
 
 async def test_two_kernels_do_not_see_each_other(rig: Rig) -> None:

@@ -33,7 +33,7 @@ from tornado.ioloop import IOLoop  # noqa: E402
 from traitlets.config import Config  # noqa: E402
 from zmq.eventloop.zmqstream import ZMQStream  # noqa: E402
 
-from .asking import guard_debugger  # noqa: E402
+from .asking import guard_debugger, interrupt_the_debugged  # noqa: E402
 from .capture import Capture  # noqa: E402
 from .forks import Forks  # noqa: E402
 from .hidden import hide  # noqa: E402
@@ -64,6 +64,7 @@ class GuestApp(IPKernelApp):
         self.session = GuestSession(parent=self)
         guard_debugger(lambda: bool(self.kernel.answered()))
         self.init_pdb()
+        interrupt_the_debugged()
         self.interrupts = interrupts.Interrupts()
         self.kernel = GuestKernel.instance(
             parent=self, session=self.session, log=self.log, profile_dir=NoProfile()
@@ -104,7 +105,9 @@ class GuestApp(IPKernelApp):
         kernel.shell_stream = ZMQStream(shell, self.io_loop)
         kernel.control_stream = ZMQStream(control, self.control_thread.io_loop)
         kernel.control_thread = self.control_thread
-        kernel.stdin_socket = stdin
+        # an error, where nobody listens, and not a question into the void
+        stdin.router_mandatory = 1
+        kernel.stdin_socket = kernel.asker.socket = stdin
         kernel.iopub_socket = self.iopub_socket = self.publisher
         kernel.capture, kernel.link = self.capture, link
         kernel.record_ports({f"{name}_port": port for name, port in ports.items()})

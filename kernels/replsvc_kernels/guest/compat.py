@@ -12,6 +12,7 @@ that piece falls back to stock behaviour; nothing here may fail to import.
 - `Kernel._allow_stdin`: what `raw_input` and `getpass` look at; stock sets it per cell.
 - `Kernel._main_asyncio_lock` (7): belongs to the loop that serves, made anew with it.
 - `Kernel._shell_parent`, `._shell_parent_ident` (7): a thread speaks for its own cell with them.
+- `Kernel._parent_ident`: whom to ask.
 - `asyncio._set_running_loop`, `asyncio.tasks._leave_task`, `._enter_task`: a synchronous cell runs
   with no loop running, so that `asyncio.run` and `trio.run` work in it.
 - `BaseEventLoop._run_once`: `run_until_complete` of the kernel's loop inside a synchronous cell.
@@ -106,6 +107,11 @@ def tune_kernel(kernel: Any) -> None:
 def allow_stdin(kernel: Any, allowed: bool) -> None:
     """Whether the running cell's client answers `input_request`."""
     kernel._allow_stdin = allowed
+
+
+def shell_ident(kernel: Any) -> Any:
+    """Who sent the request that runs, as the wire names them."""
+    return kernel._parent_ident["shell"]
 
 
 def sends_at_once(stream: Any) -> Any:

@@ -18,7 +18,7 @@ from ipykernel.ipkernel import IPythonKernel
 from traitlets import Type
 
 from . import compat
-from .asking import refusal
+from .asking import Asker
 from .capture import Cell
 from .setup import SetupCode, Setups
 from .shell import GuestShell
@@ -40,9 +40,9 @@ class GuestKernel(IPythonKernel):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         compat.tune_kernel(self)
-        self._stdin_allowed = False
         self._awaiting = False
         self._usage: dict[str, Any] | None = None
+        self.asker = Asker(self)
         self.setups = Setups(self.shell)
 
     # -- what runs ------------------------------------------------------------------------------
@@ -62,7 +62,8 @@ class GuestKernel(IPythonKernel):
         del cell_id
         self.interrupts.begin()
         self.shell.begin_cell()
-        self._stdin_allowed = allow_stdin
+        if allow_stdin:
+            self.asker.begin(self.get_parent("shell"), compat.shell_ident(self))
         compat.allow_stdin(self, allow_stdin)
         cpu = time.process_time()
         asked = (cell_meta or {}).get("replsvc") or {}
@@ -93,7 +94,6 @@ class GuestKernel(IPythonKernel):
         content = parent["content"]
         self.interrupts.begin()
         self.shell.begin_cell()
-        self._stdin_allowed = False
         compat.allow_stdin(self, False)
         started = time.monotonic()
         error: BaseException | None = None
@@ -214,7 +214,7 @@ class GuestKernel(IPythonKernel):
         self.capture.end()
         self.interrupts.end()
         self.busy = False
-        self._stdin_allowed = False
+        self.asker.end()
         asyncio.get_running_loop().call_soon(self.link.prefetch)
 
     # -- children, signals, stdin ---------------------------------------------------------------
@@ -228,8 +228,8 @@ class GuestKernel(IPythonKernel):
         return self._awaiting and threading.current_thread() is threading.main_thread()
 
     def answered(self) -> bool:
-        """Whether someone answers what the running cell asks."""
-        return self._stdin_allowed
+        """Whether someone answers what whoever calls this would ask."""
+        return self.asker.problem() is None
 
     def _leave_child(self, error: BaseException | None) -> None:
         if self.is_child():
@@ -241,17 +241,13 @@ class GuestKernel(IPythonKernel):
     def post_handler_hook(self) -> None:
         """Nothing, likewise."""
 
-    def raw_input(self, prompt: str = "") -> str:
+    def raw_input(self, prompt: object = "") -> str:
         """`input()`: the client's answer, or an error at once when no client answers."""
-        if not self._stdin_allowed:
-            raise refusal("input()")
-        return str(super().raw_input(prompt))
+        return self.asker.ask("input()", prompt)
 
-    def getpass(self, prompt: str = "", *args: Any, **options: Any) -> str:
+    def getpass(self, prompt: object = "Password: ", *_args: Any, **_options: Any) -> str:
         """`getpass.getpass()`, on the same terms."""
-        if not self._stdin_allowed:
-            raise refusal("getpass()")
-        return str(super().getpass(prompt, *args, **options))
+        return self.asker.ask("getpass()", prompt, password=True)
 
     async def shutdown_request(self, stream: Any, ident: Any, parent: Any) -> None:
         """Answer, then end: at once when idle, else as SIGTERM would. Children are the host's."""
