@@ -37,6 +37,9 @@ ENDED: frozenset[Status] = frozenset(
     ("ok", "error", "timeout", "interrupted", "killed", "blocked", "denied", "cancelled")
 )
 
+Keep = Literal["middle", "head", "tail"]
+"""What a budget leaves of a long text: both ends without the middle, only the head, or the tail."""
+
 CauseKind = Literal[
     "exit",
     "signal",
@@ -171,12 +174,14 @@ class CallRequest(Value):
 
     `timeout_s` counts from the moment the cell starts. Left out, it is the session's; null or the
     word "none" lifts it where the operator allows that. `env` is set for this call only.
+    `truncation` is which part of a long output the model sees; left out, it is the session's.
     """
 
     tool: str = "repl"
     input: dict[str, Any] = Field(default_factory=dict)
     id: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$")
     timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | Literal["none"] | None = None
+    truncation: Keep | None = None
     detach: bool = False
     env: dict[str, str] = Field(default_factory=dict)
     on_disconnect: Literal["interrupt", "continue"] = "interrupt"

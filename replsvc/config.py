@@ -50,6 +50,9 @@ class Limits(Section):
     max_output_lines: int = Field(
         default=2_000, ge=10, description="model view of one call's output"
     )
+    max_image_px: int = Field(
+        default=1_568, ge=64, description="longer side of an image for the model, in pixels"
+    )
     memory_bytes: int | None = Field(
         default=1024 * MiB, ge=64 * MiB, description="memory of one session, without swap; isolated"
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import trio
 from pydantic import ValidationError
@@ -21,6 +21,7 @@ from replsvc.calls import (
     Cost,
     Draft,
     ErrorInfo,
+    Keep,
     OutputInfo,
     Status,
     TextContent,
@@ -38,7 +39,7 @@ from replsvc.errors import (
 )
 from replsvc.extension.describe import BaseFacts
 from replsvc.kernel_slot import Started
-from replsvc.output import clip, image_pixels, mime_text, result_text, tokens_estimate
+from replsvc.output import clip, mime_text, result_text, tokens_estimate
 from replsvc.recorder import Recorder
 from replsvc.redaction import Redactor
 from replsvc.run import Run, Turns
@@ -62,6 +63,10 @@ class Host(Protocol):
     @property
     def limits(self) -> Limits:
         """The session's limits."""
+
+    @property
+    def truncation(self) -> Keep:
+        """Which part of a long output the model sees, unless a call says so itself."""
 
     @property
     def redactor(self) -> Redactor:
@@ -142,7 +147,8 @@ def _refused(kind: str, message: str) -> Outcome:
 async def _execute_repl(run: Run, host: Host) -> Outcome:
     """Wait for the kernel's turn, run the cell, and make of its end what the agent reads."""
     assert run.log is not None
-    recorder = Recorder(run.log, run.id, host.limits, host.redactor, f"log of call {run.id}")
+    keep = run.request.truncation or host.truncation
+    recorder = Recorder(run.log, run.id, host.limits, host.redactor, f"log of call {run.id}", keep)
     end: CellEnd | None = None
     if not await _wait_turn(run, host):
         return Outcome("cancelled", "[cancelled before it started; nothing ran]")
@@ -176,7 +182,7 @@ async def _execute_repl(run: Run, host: Host) -> Outcome:
         host.kernel_done(end)
         host.turns.leave(run)
     status, cause = repl.verdict(end, timeout_s)
-    output = recorder.finish()
+    output = await recorder.finish()
     failure = end.reply.failure if end.reply is not None else None
     info = None
     if failure is not None:
@@ -186,7 +192,7 @@ async def _execute_repl(run: Run, host: Host) -> Outcome:
         hint = await _hint(host, run.request.input["code"], info, output.text)
     return Outcome(
         status,
-        await _text(host, recorder, output, info, end, status, cause, hint),
+        await _text(host, recorder, output, info, end, status, cause, hint, keep),
         output, recorder, info,
         cause, end, hint,
     )  # fmt: skip
@@ -241,29 +247,31 @@ async def _text(
     status: Status,
     cause: Cause | None,
     hint: str | None,
+    keep: Keep,
 ) -> str:
     limits = host.limits
 
     async def short(text: str, where: str) -> str:
-        cut = partial(clip, text, limits.max_output_bytes, limits.max_output_lines, where)
+        cut = partial(clip, text, limits.max_output_bytes, limits.max_output_lines, where, keep)
         # What a kernel made this long may be made to be slow, too: it must not hold the others up.
         view = await trio.to_thread.run_sync(cut) if len(text) > LONG_CHARS else cut()
         return view.text
 
-    value = mime_text(recorder.result) if recorder.result is not None else None
+    page = recorder.page
+    value = mime_text(page.value) if page.value is not None else None
     ending = repl.ending(status, cause, state_lost=end.state_lost, fresh=host.fresh_each_call)
     lines: list[str] = []
     if error is not None and status == "error":
         text = await short("\n".join(error.traceback), "error.traceback")
-        lines = text.splitlines()
+        lines = text.split("\n")
     return result_text(
         output.text,
         await short(value, "result") if value is not None else None,
         lines,
         status=status,
         cause_message=ending,
-        notes=() if hint is None else (hint,),
-        has_rich=bool(recorder.images),
+        notes=page.notes if hint is None else (*page.notes, hint),
+        has_rich=bool(page.pictures),
     )
 
 
@@ -277,9 +285,10 @@ async def _call(run: Run, host: Host, outcome: Outcome) -> Call:
         if recorder is not None
         else (TextContent(text=outcome.text),)
     )
-    pixels = sum(
-        image_pixels(part.mime_type, part.data) for part in content if part.type == "image"
-    )
+    result, left_out = recorder.result() if recorder is not None else (None, {})
+    details: dict[str, Any] = {} if outcome.hint is None else {"hint": outcome.hint}
+    if left_out:
+        details["left_out"] = left_out
     reply = end.reply if end is not None else None
     call = Call(
         id=run.id,
@@ -290,9 +299,9 @@ async def _call(run: Run, host: Host, outcome: Outcome) -> Call:
         status=outcome.status,
         is_error=outcome.status != "ok",
         content=content,
-        details={} if outcome.hint is None else {"hint": outcome.hint},
+        details=details,
         output=outcome.output,
-        result=recorder.result if recorder is not None else None,
+        result=result,
         error=outcome.error,
         cause=outcome.cause,
         state_lost=end.state_lost if end is not None and not host.fresh_each_call else False,
@@ -307,7 +316,7 @@ async def _call(run: Run, host: Host, outcome: Outcome) -> Call:
         cost=Cost(
             bytes=len(outcome.text.encode("utf-8", "surrogatepass")),
             tokens_estimate=tokens_estimate(outcome.text),
-            image_px=pixels,
+            image_px=recorder.image_px if recorder is not None else 0,
         ),
         usage=Usage(
             cpu_s=reply.cpu_s if reply is not None else None,

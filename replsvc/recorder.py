@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import trio
+
 from replsvc.call_log import CallLog
-from replsvc.calls import Content, Draft, ErrorInfo, ImageContent, OutputInfo, TextContent
+from replsvc.calls import Content, Draft, ErrorInfo, ImageContent, Keep, OutputInfo, TextContent
 from replsvc.config import Limits
-from replsvc.output import ModelView, clean_traceback, mime_image, mime_text
+from replsvc.output import Page, clean_traceback, inline
 from replsvc.output.terminal import held_utf8
 from replsvc.redaction import Redactor
 from replsvc_kernels.messages import (
@@ -26,6 +28,11 @@ from replsvc_kernels.messages import (
     StreamName,
 )
 
+MAX_INLINE_CHARS = 1024 * 1024
+"""A value's part that is longer is not in the call itself."""
+# Decoding takes memory: one call's images after another's.
+DARKROOM = trio.CapacityLimiter(1)
+
 
 class Recorder:
     """See the module."""
@@ -37,14 +44,14 @@ class Recorder:
         limits: Limits,
         redactor: Redactor,
         where: str,
+        keep: Keep = "middle",
     ) -> None:
         self._log, self._call_id = log, call_id
         self._limits, self._redactor, self._where = limits, redactor, where
-        self._view = ModelView(limits.max_output_bytes, limits.max_output_lines)
+        self.page = Page(limits.max_output_bytes, limits.max_output_lines, keep)
         self._rest: dict[StreamName, bytes] = {"stdout": b"", "stderr": b""}
-        self._logged = self._dropped = 0
-        self.images: list[ImageContent] = []
-        self.result: Mimebundle | None = None
+        self._logged = self._dropped = self._lines = 0
+        self._mid_line = False
 
     async def output(self, output: Output) -> None:
         """Record one output; returns when it is in the log's batch and there is room for more."""
@@ -62,7 +69,7 @@ class Recorder:
                     metadata=self._clean(output.metadata),
                     display_id=output.display_id,
                 )
-                self._show(bundle)
+                self.page.show(bundle, output.display_id, update=output.update)
             case ExecuteResult():
                 bundle = self._clean(output.data)
                 self._rich(
@@ -71,10 +78,10 @@ class Recorder:
                     metadata=self._clean(output.metadata),
                     execution_count=output.execution_count,
                 )
-                self.result = bundle
-                self._picture(bundle)
+                self.page.set_value(bundle)
             case ClearOutput():
                 self._append({"type": "clear_output", "wait": output.wait})
+                self.page.clear(wait=output.wait)
         await self._log.room()
 
     def _clean(self, value: Mapping[str, Any]) -> dict[str, Any]:
@@ -90,7 +97,9 @@ class Recorder:
     def _put(self, name: StreamName, data: bytes) -> None:
         if not data:
             return
-        self._view.feed(name, data)
+        self.page.write(name, data)
+        self._lines += data.count(b"\n")
+        self._mid_line = not data.endswith(b"\n")
         room = self._limits.max_log_bytes - self._logged
         kept = data[: max(0, room)]
         self._dropped += len(data) - len(kept)
@@ -105,30 +114,26 @@ class Recorder:
     def _rich(self, type_: str, bundle: Mimebundle, **more: Any) -> None:
         self._append({"type": type_, "data": bundle, **more})
 
-    def _show(self, bundle: Mimebundle) -> None:
-        if not self._picture(bundle) and (text := mime_text(bundle)) is not None:
-            self._view.feed("stdout", text.encode("utf-8", "backslashreplace") + b"\n")
-
-    def _picture(self, bundle: Mimebundle) -> bool:
-        image = mime_image(bundle)
-        if image is not None:
-            self.images.append(ImageContent(mime_type=image[0], data=image[1]))
-        return image is not None
-
-    def finish(self) -> OutputInfo:
+    async def finish(self) -> OutputInfo:
         """Take in what was held back, and give the output as the model sees it."""
         for name, rest in self._rest.items():
             held = rest + (self._redactor.flush(name) if self._redactor else b"")
             self._rest[name] = b""
             self._put(name, held)
-        view = self._view.render(self._where)
+        max_px = self._limits.max_image_px
+        if self.page.is_slow(max_px):
+            await trio.to_thread.run_sync(self.page.develop, max_px, limiter=DARKROOM)
+        else:
+            self.page.develop(max_px)
+        view = self.page.render(self._where)
+        total = self._logged + self._dropped
         return OutputInfo(
             text=view.text,
             truncated=view.truncated or self._dropped > 0,
-            total_bytes=view.total_bytes,
-            total_lines=view.total_lines,
+            total_bytes=total,
+            total_lines=self._lines + self._mid_line,
             dropped_bytes=self._dropped,
-            artifact=f"{self._call_id}.log" if view.total_bytes else None,
+            artifact=f"{self._call_id}.log" if total else None,
         )
 
     def error(self, failure: Failure, *, has_guest: bool) -> ErrorInfo:
@@ -146,4 +151,18 @@ class Recorder:
 
     def content(self, text: str) -> tuple[Content, ...]:
         """Text first, where there is any, then each image."""
-        return (*([TextContent(text=text)] if text else []), *self.images)
+        images = (ImageContent(mime_type=p.mime_type, data=p.data) for p in self.page.pictures)
+        return (*([TextContent(text=text)] if text else []), *images)
+
+    @property
+    def image_px(self) -> int:
+        """Pixels of all images together."""
+        return sum(picture.pixels for picture in self.page.pictures)
+
+    def result(self) -> tuple[Mimebundle | None, dict[str, int]]:
+        """The value's mimebundle, and the size of each part that is too large to go along.
+
+        What was left out is whole in the log's `execute_result` event.
+        """
+        value = self.page.value
+        return (None, {}) if value is None else inline(value, MAX_INLINE_CHARS)

@@ -85,6 +85,7 @@ class Session:
     def __init__(self, parts: SessionParts) -> None:
         self._parts = parts
         self.id, self.log, self.limits = parts.id, parts.log, parts.limits
+        self.truncation = parts.request.truncation
         self.redactor = Redactor(
             secret for extension in parts.extensions for secret in extension.secrets
         )

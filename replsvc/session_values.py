@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from replsvc.calls import Value, check_env
+from replsvc.calls import Keep, Value, check_env
 from replsvc.config import Isolation, Limits
 
 State = Literal["starting", "idle", "busy", "stopped", "failed"]
@@ -94,6 +94,7 @@ class SessionRequest(Value):
     extensions: tuple[dict[str, Any], ...] | None = None
     files: dict[str, FileContent] = Field(default_factory=dict)
     limits: dict[str, Any] = Field(default_factory=dict)
+    truncation: Keep = "middle"
     env: dict[str, str] = Field(default_factory=dict)
 
     @field_validator("files")

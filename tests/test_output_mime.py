@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replsvc.output import image_pixels, image_size, mime_image, mime_text
+from replsvc.output import Picture, Unshown, candidates, fit, image_pixels, image_size, mime_text
 from replsvc.output.images import IMAGE_TYPES
 from replsvc.output.markup import MAX_HTML, html_text
 
@@ -73,14 +73,19 @@ def test_an_image_that_ends_anywhere_never_raises(mime_type: str, data: bytes) -
     assert image_pixels(mime_type, data[:12]) == 0 or mime_type == "image/gif"
 
 
+def picture(bundle: dict[str, Any]) -> Picture | Unshown:
+    return fit(candidates(bundle), 1_568)
+
+
 @pytest.mark.parametrize(("mime_type", "data"), IMAGES)
 def test_images_are_given_with_their_type(mime_type: str, data: bytes) -> None:
-    assert mime_image({mime_type: b64(data)}) == (mime_type, b64(data))
+    assert picture({mime_type: b64(data)}) == Picture(mime_type, b64(data), 15)  # type: ignore[arg-type]
 
 
 def test_line_breaks_in_base64_are_taken_out() -> None:
     data = png(50, 50)
-    assert mime_image({"image/png": base64.encodebytes(data).decode()}) == ("image/png", b64(data))
+    shown = picture({"image/png": base64.encodebytes(data).decode()})
+    assert shown == Picture("image/png", b64(data), 2_500)
 
 
 @pytest.mark.parametrize(
@@ -99,14 +104,13 @@ def test_line_breaks_in_base64_are_taken_out() -> None:
     ],
 )
 def test_what_is_no_image_for_a_model_is_none(bundle: dict[str, Any]) -> None:
-    assert mime_image(bundle) is None
+    assert isinstance(picture(bundle), Unshown)
 
 
-def test_an_oversized_image_gives_way_to_a_smaller_one() -> None:
-    small = gif(1, 1)
-    bundle = {"image/png": b64(png(100, 100)), "image/gif": b64(small)}
-    assert mime_image(bundle, max_bytes=len(small)) == ("image/gif", b64(small))
-    assert mime_image(bundle, max_bytes=len(small) - 1) is None
+def test_an_image_that_is_none_gives_way_to_another() -> None:
+    bundle = {"image/png": b64(png(100, 100))[:-4], "image/gif": b64(gif(1, 1))}
+    bundle["image/png"] += "!!!!"
+    assert picture(bundle) == Picture("image/gif", b64(gif(1, 1)), 1)
 
 
 @pytest.mark.parametrize(
@@ -125,6 +129,9 @@ def test_an_oversized_image_gives_way_to_a_smaller_one() -> None:
             "**x**",
         ),
         ({"text/plain": "<IPython.core.display.HTML object>", "text/html": "<b>x</b>"}, "x"),
+        ({"text/plain": "<__main__.A at 0x7f00>", "text/html": "<b>x</b>"}, "x"),
+        ({"text/plain": "<a.b.<locals>.C object at 0x7f00>", "text/latex": "$x$"}, "$x$"),
+        ({"text/plain": "<__main__.A at 0x7f00>"}, "<__main__.A at 0x7f00>"),
         (
             {"text/plain": "<IPython.core.display.SVG object>"},
             "<IPython.core.display.SVG object>",
@@ -200,7 +207,7 @@ TYPES = ["text/plain", "text/html", "text/markdown", "text/latex", "application/
 def test_no_value_of_a_mimebundle_raises(bundle: dict[str, Any]) -> None:
     text = mime_text(bundle)
     assert text is None or isinstance(text, str)
-    assert mime_image(bundle) is None
+    assert isinstance(picture(bundle), Unshown)
 
 
 @given(st.sampled_from(IMAGES), st.binary(max_size=64), st.integers(0, 60))

@@ -11,6 +11,9 @@ ImageType = Literal["image/png", "image/jpeg", "image/gif", "image/webp"]
 IMAGE_TYPES: tuple[ImageType, ...] = ("image/png", "image/jpeg", "image/gif", "image/webp")
 """What models take, in order of preference. SVG is a document, not an image."""
 
+MAX_IMAGE_BYTES = 5 * 1024 * 1024
+"""Bound of an image that a model gets, decoded."""
+
 _MAX_SEGMENTS = 1_000
 
 

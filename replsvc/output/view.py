@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
-from typing import Literal
 
+from replsvc.calls import Keep
 from replsvc.output.budget import Extent, Notice, line_count, prefix, shown, suffix, width
+from replsvc.output.slots import Slots
 from replsvc.output.terminal import Line, Stripper, has_moves
-
-Keep = Literal["middle", "head", "tail"]
-"""What the budget leaves: both ends without the middle, only the head, or only the tail."""
 
 _BREAK = b"\n"
 
@@ -92,6 +91,7 @@ class ModelView:
     last frame; ANSI sequences and bells are removed; other control characters, undecodable bytes
     and lone surrogates are shown escaped. Each stream decodes on its own. Where one stream
     interrupts another in mid-line, the line so far stays as it is: no stream erases another's text.
+    `place` puts a text that may change later, `clear` takes back what was shown so far.
 
     The text has at most `max_bytes` bytes (UTF-8) and `max_lines` lines. Raises `ValueError` for a
     budget below 1 or an unknown `keep`.
@@ -111,6 +111,8 @@ class ModelView:
         self._open = False
         self.total_bytes = 0
         self._breaks = 0
+        self._slots = Slots()
+        self._placed: Counter[int] = Counter()
 
     @property
     def at_line_start(self) -> bool:
@@ -141,6 +143,42 @@ class ModelView:
                 self._skip(stripper)
                 data = _BREAK.join(data.rsplit(_BREAK, self._max_lines + 1)[1:])
         self._write(stripper.feed(data))
+
+    def start_line(self) -> None:
+        """End the line at hand, if there is one: what comes next stands on its own."""
+        if not self.at_line_start:
+            self._line.commit()
+            self._parts.append(_BREAK)
+            self._flush()
+
+    def place(self, slot: int) -> None:
+        """Show `slot` here, on lines of its own: what `fill` gives it, whenever that is."""
+        self.start_line()
+        if self._window.full and self._keep == "head":
+            self._window.skip()
+        else:
+            self._window.write(self._slots.mark(slot))
+        self._placed[slot] += 1
+
+    def fill(self, slot: int, text: str) -> None:
+        """Make `text`, which is clipped already, what `slot` shows; the empty text is nothing."""
+        self._slots.fill(slot, text)
+
+    def clear(self) -> None:
+        """Take back what was shown; it still counts in the totals."""
+        for slot, times in self._placed.items():
+            extent = self._slots.extent(slot, times)
+            self.total_bytes += extent.bytes
+            self._breaks += extent.lines
+        self._placed.clear()
+        self._slots = Slots()
+        self._window = _Window(self._max_bytes)
+        self._parts.clear()
+        self._line.reset()
+        for stripper in self._streams.values():
+            stripper.reset()
+        self._breaks += self._open
+        self._open = False
 
     def _skip(self, stripper: Stripper) -> None:
         stripper.reset()
@@ -186,6 +224,11 @@ class ModelView:
         held = b"".join(stripper.pending for stripper in self._streams.values())
         first, last, whole = self._window.ends(self._line.text + held)
         total = Extent(self.total_bytes, self._breaks + (self._open or bool(held)))
+        if self._placed:
+            first, last = self._slots.head(first), self._slots.tail(last)
+            for slot, times in self._placed.items():
+                extent = self._slots.extent(slot, times)
+                total = Extent(total.bytes + extent.bytes, total.lines + extent.lines)
         if whole and line_count(first) <= self._max_lines:
             text = shown(first)
             if len(text.encode()) <= self._max_bytes:
