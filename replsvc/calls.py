@@ -147,12 +147,17 @@ class Usage(Value):
 
 
 class Artifact(Value):
-    """A file that a cell created or changed, or the log of a call."""
+    """A file of the workspace that a cell created or changed: `path` there, `size` in bytes.
+
+    `kept` tells whether its content was copied, and can be fetched under `id`, also when the
+    session has ended.
+    """
 
     id: str
     path: str
     size: int
     mime_type: str
+    kept: bool = True
 
 
 def check_env(env: Mapping[str, str]) -> Mapping[str, str]:
@@ -205,6 +210,7 @@ class Call(Value):
     """A call at one instant of its life; the last one, with an ended status, is its result.
 
     `seq` is the number of its `call_started` event, so `events?after=seq` is the rest of its story.
+    `artifacts_complete` is false when more files have changed than `artifacts` lists.
     """
 
     id: str
@@ -223,6 +229,7 @@ class Call(Value):
     state_lost: bool = False
     execution_count: int | None = None
     artifacts: tuple[Artifact, ...] = ()
+    artifacts_complete: bool = True
     added_tools: tuple[str, ...] = ()
     created_at: datetime
     started_at: datetime | None = None

@@ -66,6 +66,12 @@ class Limits(Section):
         default=1024 * MiB, gt=0, description="one file that a session writes; isolated"
     )
     max_log_bytes: int = Field(default=64 * MiB, gt=0, description="log of one call's output")
+    max_artifacts: int = Field(
+        default=100, ge=0, description="files that one call's result lists; 0 looks for none"
+    )
+    max_artifact_bytes: int = Field(
+        default=64 * MiB, ge=0, description="files of one call that are kept, all together"
+    )
 
 
 ISOLATED_LIMITS = ("memory_bytes", "processes", "open_files", "file_bytes")

@@ -10,7 +10,7 @@ import json
 import secrets
 import shutil
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -21,8 +21,13 @@ from pydantic import ValidationError
 
 from replsvc import workspace
 from replsvc.backends import Backends
+from replsvc.call_table import CallTable
+from replsvc.calls import Artifact, Call
+from replsvc.changes import Notices
 from replsvc.config import Config
 from replsvc.errors import (
+    ArtifactNotFoundError,
+    CallNotFoundError,
     ConflictError,
     InvalidInputError,
     QuotaExceededError,
@@ -37,6 +42,7 @@ from replsvc.opening import Opener
 from replsvc.runtime_dir import runtime_dir
 from replsvc.session import Session, SessionParts
 from replsvc.session_values import Mount, SessionRequest, first_problem
+from replsvc.store.artifacts import ArtifactFiles
 from replsvc.store.log import EventLog
 from replsvc.store.records import SessionRecord
 from replsvc_kernels.background import background_nursery
@@ -98,13 +104,21 @@ class Coordinator:
         self.available = Available(self.config.extensions)
         runtime = runtime_dir()
         self._runtime = await trio.to_thread.run_sync(runtime.__enter__)
+        notices = Notices()
         root = self.config.data or self._runtime / "data"
         self._workspaces = root / "workspaces"
         self._backends = Backends(self.config, self._runtime, self._workspaces)
         try:
             async with EventLog.open(root, durability=self.config.durability) as self.log:
+                self._files = ArtifactFiles(self.log.directory)
                 self._opener = Opener(
-                    self.config, self.available, self._backends, self._workspaces, self.log
+                    self.config,
+                    self.available,
+                    self._backends,
+                    self._workspaces,
+                    self.log,
+                    notices,
+                    self._files,
                 )
                 await self._end_what_an_earlier_run_left()
                 # Sessions' users pass through it, each to its own directory.
@@ -116,6 +130,7 @@ class Coordinator:
                         with trio.CancelScope(shield=True):
                             await self.stop()
         finally:
+            notices.close()
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(runtime.__exit__, None, None, None)
 
@@ -278,6 +293,33 @@ class Coordinator:
             raise SessionNotFoundError(
                 f"there is no session {session_id}.", hint="Open one with POST /v1/sessions."
             ) from None
+
+    async def find_call(self, session_id: str, call_id: str) -> Call:
+        """A call of any session, also of one that is closed: then only those that ended.
+
+        Raises `SessionNotFoundError`, `CallNotFoundError`, `StorageError`.
+        """
+        if session_id in self._sessions:
+            return await self._sessions[session_id].find(call_id)
+        await self.log.session(session_id)
+        return await CallTable(session_id, self.log).find(call_id)
+
+    async def artifact(self, session_id: str, artifact_id: str) -> tuple[Artifact, Path]:
+        """A file that a cell made, and where its content is; the session may be closed.
+
+        Raises `ArtifactNotFoundError` also for one that was not kept, `SessionNotFoundError`,
+        `StorageError`.
+        """
+        call_id, _, _ = artifact_id.rpartition(".")
+        with suppress(CallNotFoundError):
+            call = await self.find_call(session_id, call_id)
+            for one in call.artifacts:
+                if one.id == artifact_id and one.kept:
+                    return one, self._files.path(session_id, one.id)
+        raise ArtifactNotFoundError(
+            f"session {session_id} has no artefact {artifact_id}.",
+            hint="A call's output.artifact names its log, its artifacts the files that were kept.",
+        )
 
     def knows(self, session_id: str) -> bool:
         """Whether a session with this id is open or being opened."""

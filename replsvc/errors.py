@@ -78,6 +78,12 @@ class SessionNotFoundError(NotFoundError):
     code, title = "session_not_found", "No such session"
 
 
+class ArtifactNotFoundError(NotFoundError):
+    """Raised for an artefact that the session does not have, or that was not kept."""
+
+    code, title = "artifact_not_found", "No such artefact"
+
+
 class CallNotFoundError(NotFoundError):
     """Raised by lookups within a session."""
 

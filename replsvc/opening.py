@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from replsvc import workspace
 from replsvc.backends import Backends, Chosen, environment_of, interpreter, isolation_of
+from replsvc.changes import Notices
 from replsvc.config import ISOLATED_LIMITS, Config, Limits
 from replsvc.errors import (
     BackendUnavailableError,
@@ -25,6 +26,7 @@ from replsvc.kernel_slot import KernelPlan, setup_of
 from replsvc.probe import EnvironmentFacts, probe
 from replsvc.session import SessionParts
 from replsvc.session_values import Mount, SessionRequest, first_problem, lower_limits
+from replsvc.store.artifacts import ArtifactFiles
 from replsvc.store.log import EventLog
 from replsvc_kernels.kernel import HostMount, LaunchSpec, Resources
 
@@ -41,10 +43,13 @@ class Opener:
         backends: Backends,
         workspaces: Path,
         log: EventLog,
+        notices: Notices,
+        files: ArtifactFiles,
     ) -> None:
         """`workspaces` holds a directory a session."""
         self._config, self._available, self._backends = config, available, backends
-        self._workspaces, self._log = workspaces, log
+        self._workspaces, self._log, self._notices = workspaces, log, notices
+        self._files = files
         self._facts: dict[str, EnvironmentFacts] = {}
         self._probing = trio.Lock()
 
@@ -109,7 +114,7 @@ class Opener:
 
         return SessionParts(
             session_id, request, TENANT, limits, chosen, resolved, plan, directory, mounts,
-            self._log, facts,
+            self._log, self._notices, self._files, facts,
         )  # fmt: skip
 
     def _limits(self, request: SessionRequest) -> Limits:

@@ -15,6 +15,7 @@ import trio
 from pydantic import ValidationError
 
 from replsvc import hints, repl
+from replsvc.artifacts import NO_FILES, Artifacts, Made
 from replsvc.calls import (
     Call,
     Cause,
@@ -83,6 +84,10 @@ class Host(Protocol):
     def fresh_each_call(self) -> bool:
         """Whether each call gets a kernel of its own."""
 
+    @property
+    def artifacts(self) -> Artifacts:
+        """What becomes of the files that cells make."""
+
     async def kernel(self) -> Started:
         """The kernel, started if need be."""
 
@@ -102,6 +107,7 @@ class Outcome:
     cause: Cause | None = None
     end: CellEnd | None = None
     hint: str | None = None
+    made: Made = NO_FILES
 
 
 async def run_call(run: Run, host: Host) -> None:
@@ -167,6 +173,7 @@ async def _execute_repl(run: Run, host: Host) -> Outcome:
         run.status, run.started_at = "running", utc_now()
         run.execution_started = trio.current_time()
         timeout_s = _timeout(run, host.limits)
+        await host.artifacts.begin()
         end = await run_cell(
             started.kernel,
             run.request.input["code"],
@@ -178,6 +185,8 @@ async def _execute_repl(run: Run, host: Host) -> Outcome:
             sink=recorder.output,
             on_slow=run.log.announce,
         )
+        # Before the next cell may change them.
+        made = await host.artifacts.collect(run.id)
     finally:
         host.kernel_done(end)
         host.turns.leave(run)
@@ -194,7 +203,7 @@ async def _execute_repl(run: Run, host: Host) -> Outcome:
         status,
         await _text(host, recorder, output, info, end, status, cause, hint, keep),
         output, recorder, info,
-        cause, end, hint,
+        cause, end, hint, made,
     )  # fmt: skip
 
 
@@ -306,6 +315,8 @@ async def _call(run: Run, host: Host, outcome: Outcome) -> Call:
         cause=outcome.cause,
         state_lost=end.state_lost if end is not None and not host.fresh_each_call else False,
         execution_count=reply.execution_count if reply is not None else None,
+        artifacts=outcome.made.artifacts,
+        artifacts_complete=outcome.made.complete,
         created_at=run.created_at,
         started_at=run.started_at,
         duration_ms=round((now - begun) * 1e3, 3),

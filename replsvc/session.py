@@ -19,11 +19,13 @@ import trio
 from pydantic import ValidationError
 
 from replsvc import repl, workspace
+from replsvc.artifacts import Artifacts
 from replsvc.backends import Chosen
 from replsvc.call_log import CallLog
 from replsvc.call_table import CallTable
 from replsvc.calls import Call, CallRequest, Draft, Event, utc_now
 from replsvc.cell import CellEnd
+from replsvc.changes import Notices
 from replsvc.config import Limits
 from replsvc.errors import (
     InvalidInputError,
@@ -48,6 +50,7 @@ from replsvc.session_values import (
     ToolInfo,
     first_problem,
 )
+from replsvc.store.artifacts import ArtifactFiles
 from replsvc.store.log import EventLog
 from replsvc.store.pending import Pending
 from replsvc_kernels.messages import Exit, SetupReport
@@ -70,6 +73,8 @@ class SessionParts:
     workspace: Path
     mounts: tuple[Mount, ...]
     log: EventLog
+    notices: Notices
+    files: ArtifactFiles
     facts: Callable[[], Awaitable[BaseFacts]]
     """The facts of its description."""
 
@@ -88,6 +93,9 @@ class Session:
         self.truncation = parts.request.truncation
         self.redactor = Redactor(
             secret for extension in parts.extensions for secret in extension.secrets
+        )
+        self.artifacts = Artifacts(
+            parts.id, parts.workspace, parts.notices, parts.files, parts.limits, self.redactor
         )
         self.turns = Turns()
         self.fresh_each_call = parts.request.lifetime == "call"
@@ -387,6 +395,7 @@ class Session:
         parts = self._parts
 
         async def remake() -> None:
+            self.artifacts.close()
             await trio.to_thread.run_sync(
                 workspace.make, parts.workspace, parts.request, parts.links
             )
@@ -479,5 +488,6 @@ class Session:
         )
 
     async def remove_workspace(self) -> None:
-        """Remove what the session's processes wrote; they have ended."""
+        """Remove what the session's processes wrote; they have ended. Artefacts stay."""
+        self.artifacts.close()
         await trio.to_thread.run_sync(shutil.rmtree, self._parts.workspace.parent, True)

@@ -5,11 +5,13 @@
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Header, Query, Request, Response
+from fastapi.responses import FileResponse
 from pydantic import BaseModel
 
 from replsvc.calls import Call, CallRequest
 from replsvc.coordinator import Coordinator
 from replsvc.errors import (
+    ArtifactNotFoundError,
     CallNotFoundError,
     ConflictError,
     InvalidInputError,
@@ -21,7 +23,7 @@ from replsvc.errors import (
     StorageError,
 )
 from replsvc.gateways.body import StrictRoute
-from replsvc.gateways.problem import ArtifactNotFoundError, described
+from replsvc.gateways.problem import described
 from replsvc.gateways.sessions import reply
 from replsvc.gateways.stream import (
     ByteStream,
@@ -178,15 +180,28 @@ def call_routes(coordinator: Coordinator) -> APIRouter:
         response_class=Response,
         summary="Fetch an artefact",
         responses={
-            200: {"description": "Its bytes", "content": {"text/plain": _BYTES}},
+            200: {"description": "Its bytes", "content": {"*/*": _BYTES}},
+            206: {"description": "The range that was asked for", "content": {"*/*": _BYTES}},
             **described(SessionNotFoundError, ArtifactNotFoundError, StorageError),
         },
     )
     async def artifact(sid: str, artifact: str) -> Response:
-        """`CALL.log` is all that the call has printed so far, stdout and stderr as they came."""
-        session = coordinator.get(sid)
-        found = await _logged(session, artifact)
-        return ByteStream(session.log.output_bytes(session.id, found.id), found.id + LOG_SUFFIX)
+        """`CALL.N` is a file that the call's cell made, as it was at the cell's end; with ranges.
+
+        `CALL.log` is all that the call has printed so far, stdout and stderr as they came. Both
+        outlive the session.
+        """
+        if artifact.endswith(LOG_SUFFIX):
+            call = await _logged(coordinator, sid, artifact)
+            return ByteStream(coordinator.log.output_bytes(sid, call.id), call.id + LOG_SUFFIX)
+        found, path = await coordinator.artifact(sid, artifact)
+        name = found.path.rpartition("/")[2]
+        # Hostile content: whatever it says it is, a browser saves it.
+        return FileResponse(
+            path,
+            media_type=found.mime_type,
+            filename=name,
+        )
 
     return router
 
@@ -197,15 +212,12 @@ async def _result(session: Session, run: Run, request: Request) -> Call | None:
         return await until_gone(request.receive, run.wait)
 
 
-async def _logged(session: Session, artifact: str) -> Call:
+async def _logged(coordinator: Coordinator, session_id: str, artifact: str) -> Call:
     """The call whose log this is."""
-    call_id, suffix, rest = artifact.rpartition(LOG_SUFFIX)
     try:
-        if suffix and not rest:
-            return await session.find(call_id)
+        return await coordinator.find_call(session_id, artifact.removesuffix(LOG_SUFFIX))
     except CallNotFoundError:
-        pass
-    raise ArtifactNotFoundError(
-        f"session {session.id} has no artefact {artifact}.",
-        hint="A call's output.artifact names its log.",
-    )
+        raise ArtifactNotFoundError(
+            f"session {session_id} has no artefact {artifact}.",
+            hint="A call's output.artifact names its log.",
+        ) from None

@@ -50,12 +50,6 @@ class MethodError(ReplsvcError):
     code, http_status, title = "method_not_allowed", 405, "Method is not allowed here"
 
 
-class ArtifactNotFoundError(NotFoundError):
-    """Raised for an artefact that the session does not have."""
-
-    code, title = "artifact_not_found", "No such artefact"
-
-
 class Problem(BaseModel):
     """What went wrong, and what to do about it. Some codes have members beyond these."""
 
