@@ -65,6 +65,9 @@ class Limits(Section):
     file_bytes: int | None = Field(
         default=1024 * MiB, gt=0, description="one file that a session writes; isolated"
     )
+    workspace_bytes: int | None = Field(
+        default=2048 * MiB, ge=16 * MiB, description="all files of one session's workspace"
+    )
     max_log_bytes: int = Field(default=64 * MiB, gt=0, description="log of one call's output")
     max_artifacts: int = Field(
         default=100, ge=0, description="files that one call's result lists; 0 looks for none"

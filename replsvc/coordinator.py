@@ -19,7 +19,6 @@ import structlog
 import trio
 from pydantic import ValidationError
 
-from replsvc import workspace
 from replsvc.backends import Backends
 from replsvc.call_table import CallTable
 from replsvc.calls import Artifact, Call
@@ -46,6 +45,7 @@ from replsvc.store.artifacts import ArtifactFiles
 from replsvc.store.log import EventLog
 from replsvc.store.records import SessionRecord
 from replsvc_kernels.background import background_nursery
+from replsvc_kernels.workspaces import Workspaces
 
 log = structlog.get_logger("replsvc")
 
@@ -107,6 +107,7 @@ class Coordinator:
         notices = Notices()
         root = self.config.data or self._runtime / "data"
         self._workspaces = root / "workspaces"
+        workspaces = Workspaces(self._workspaces, self.config.limits.workspace_bytes)
         self._backends = Backends(self.config, self._runtime, self._workspaces)
         try:
             async with EventLog.open(root, durability=self.config.durability) as self.log:
@@ -115,7 +116,7 @@ class Coordinator:
                     self.config,
                     self.available,
                     self._backends,
-                    self._workspaces,
+                    workspaces,
                     self.log,
                     notices,
                     self._files,
@@ -123,7 +124,11 @@ class Coordinator:
                 await self._end_what_an_earlier_run_left()
                 # Sessions' users pass through it, each to its own directory.
                 await trio.to_thread.run_sync(_make_passable, self._workspaces)
-                async with self._backends.running(), background_nursery() as self._nursery:
+                async with (
+                    workspaces.running(),
+                    self._backends.running(),
+                    background_nursery() as self._nursery,
+                ):
                     try:
                         yield
                     finally:
@@ -226,9 +231,6 @@ class Coordinator:
             opening.done.set()
 
     async def _start(self, parts: SessionParts, mark: str) -> Session:
-        for mount in parts.mounts:
-            workspace.check_mount(mount)
-        await trio.to_thread.run_sync(workspace.make, parts.workspace, parts.request, parts.links)
         session = Session(parts)
         record = SessionRecord(
             id=parts.id,
@@ -239,6 +241,11 @@ class Coordinator:
             updated_at=session.created_at,
         )
         lives = False
+        try:
+            await session.fill_workspace()
+        except BaseException:
+            await session.remove_workspace()
+            raise
         try:
             await self.log.create_session(record)
             await self._nursery.start(self._keep, session)

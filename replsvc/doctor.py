@@ -29,6 +29,7 @@ from replsvc.runtime_dir import PREFIX
 from replsvc_kernels.backends.surroundings import private_directory
 from replsvc_kernels.kernel import LaunchError
 from replsvc_kernels.sandbox import facts
+from replsvc_kernels.sandbox.workspace_image import SMALLEST, WorkspaceImages
 
 PYTHON_NEEDED = (3, 11)
 IPYKERNEL_NEEDED = (6, 29)
@@ -77,6 +78,7 @@ async def examine(config: Config) -> tuple[Finding, ...]:
         _data(config.data),
         *[await _environment(name, found) for name, found in environments.items()],
         *await _isolation(),
+        await trio.to_thread.run_sync(_workspace_bound),
         Finding("docker", "unused", "this version runs sessions locally only", needed=False),
     )
 
@@ -197,6 +199,24 @@ def _ipykernel(facts: EnvironmentFacts) -> str | None:
 
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
+
+
+def _workspace_bound() -> Finding:
+    soft = (
+        "soft: what a session's files hold is looked at while calls run, and a session with more "
+        "than limits.workspace_bytes is ended"
+    )
+    remedy = "Run the service as root, with loop devices and mkfs.ext4 (e2fsprogs)."
+    if os.geteuid() != 0:
+        return Finding("workspace bound", "missing", f"{soft} (not root)", remedy, needed=False)
+    try:
+        with tempfile.TemporaryDirectory(prefix=PREFIX) as directory:
+            os.close(WorkspaceImages(directory).make(SMALLEST, 0, 0))
+    except OSError as error:
+        return Finding("workspace bound", "missing", f"{soft} ({error})", remedy, needed=False)
+    return Finding(
+        "workspace bound", "ok", "hard: an isolated session can't write more than its size"
+    )
 
 
 async def _isolation() -> tuple[Finding, ...]:

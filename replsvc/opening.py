@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import trio
 from pydantic import ValidationError
@@ -29,6 +28,7 @@ from replsvc.session_values import Mount, SessionRequest, first_problem, lower_l
 from replsvc.store.artifacts import ArtifactFiles
 from replsvc.store.log import EventLog
 from replsvc_kernels.kernel import HostMount, LaunchSpec, Resources
+from replsvc_kernels.workspaces import Workspaces
 
 TENANT = "default"
 
@@ -41,12 +41,11 @@ class Opener:
         config: Config,
         available: Available,
         backends: Backends,
-        workspaces: Path,
+        workspaces: Workspaces,
         log: EventLog,
         notices: Notices,
         files: ArtifactFiles,
     ) -> None:
-        """`workspaces` holds a directory a session."""
         self._config, self._available, self._backends = config, available, backends
         self._workspaces, self._log, self._notices = workspaces, log, notices
         self._files = files
@@ -62,8 +61,9 @@ class Opener:
     ) -> SessionParts:
         """The parts of a new session; nothing has changed when this raises.
 
-        Raises `ConflictError` for an id that was used, `InvalidInputError`, `ExtensionError`,
-        `BackendUnavailableError`, `IsolationUnavailableError`, `StartupTimeoutError`.
+        Its workspace is made, and the caller's to close. Raises `ConflictError` for an id that was
+        used, `InvalidInputError`, `ExtensionError`, `BackendUnavailableError`,
+        `IsolationUnavailableError`, `StartupTimeoutError`, `StorageError`.
         """
         if request.id is not None:
             await self._check_unused(session_id)
@@ -88,9 +88,18 @@ class Opener:
         if chosen.isolation == "none":
             # Nothing holds a plain process to these: what is not in force is not said.
             limits = limits.model_copy(update=dict.fromkeys(ISOLATED_LIMITS))
-        directory = self._workspaces / session_id / "work"
+        for mount in mounts:
+            workspace.check_mount(mount)
+        try:
+            place = await self._workspaces.take(
+                session_id, limits.workspace_bytes, isolated=chosen.isolation != "none"
+            )
+        except OSError as error:
+            raise workspace.can_not_be_made(error) from error
         spec = LaunchSpec(
-            workspace=str(directory),
+            workspace=str(place.path),
+            name=session_id,
+            mount_workspace=place.mount if place.hard else None,
             python=python,
             env={**environment.env, **request.env},
             startup_timeout_s=limits.startup_timeout_s,
@@ -113,7 +122,7 @@ class Opener:
             return await self._describe(python, request, limits, chosen)
 
         return SessionParts(
-            session_id, request, TENANT, limits, chosen, resolved, plan, directory, mounts,
+            session_id, request, TENANT, limits, chosen, resolved, plan, place, mounts,
             self._log, self._notices, self._files, facts,
         )  # fmt: skip
 

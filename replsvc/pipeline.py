@@ -88,6 +88,10 @@ class Host(Protocol):
     def artifacts(self) -> Artifacts:
         """What becomes of the files that cells make."""
 
+    @property
+    def workspace_is_hard(self) -> bool:
+        """Whether the system refuses more files than `limits.workspace_bytes`."""
+
     async def kernel(self) -> Started:
         """The kernel, started if need be."""
 
@@ -208,7 +212,9 @@ async def _execute_repl(run: Run, host: Host) -> Outcome:
 
 
 async def _hint(host: Host, code: str, error: ErrorInfo | None, printed: str) -> str | None:
-    """What works here, where a package could not be imported or installed."""
+    """What works here, where a package could not be had, or a limit was reached."""
+    if (said := hints.limit_hint(error, host.limits, hard=host.workspace_is_hard)) is not None:
+        return said
     if not hints.may_need_hint(code, error, printed):
         return None
     try:

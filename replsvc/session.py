@@ -8,7 +8,6 @@ docstring.
 from __future__ import annotations
 
 import secrets
-import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -54,6 +53,7 @@ from replsvc.store.artifacts import ArtifactFiles
 from replsvc.store.log import EventLog
 from replsvc.store.pending import Pending
 from replsvc_kernels.messages import Exit, SetupReport
+from replsvc_kernels.workspaces import Workspace
 
 # `interrupt` answers within a second, whatever the kernel does.
 INTERRUPT_ANSWER_S = 0.8
@@ -70,13 +70,25 @@ class SessionParts:
     chosen: Chosen
     extensions: tuple[ResolvedExtension, ...]
     plan: KernelPlan
-    workspace: Path
+    place: Workspace
     mounts: tuple[Mount, ...]
     log: EventLog
     notices: Notices
     files: ArtifactFiles
     facts: Callable[[], Awaitable[BaseFacts]]
     """The facts of its description."""
+
+    @property
+    def workspace(self) -> Path:
+        """Where the host finds the session's files; what is beneath it is hostile."""
+        return self.place.path
+
+    @property
+    def workspace_bound(self) -> Literal["hard", "soft"] | None:
+        """See `SessionInfo`."""
+        if self.place.size_bytes is None:
+            return None
+        return "hard" if self.place.hard else "soft"
 
     @property
     def links(self) -> tuple[Mount, ...]:
@@ -217,6 +229,11 @@ class Session:
                 self._event("session_changed", state="stopped", reason="idle")
 
     # What the pipeline needs
+
+    @property
+    def workspace_is_hard(self) -> bool:
+        """See `pipeline.Host`."""
+        return self._parts.place.hard
 
     async def kernel(self) -> Started:
         """See `pipeline.Host`."""
@@ -392,15 +409,21 @@ class Session:
 
     async def reset(self) -> None:
         """As `restart`, with an empty workspace (files given at creation are put there again)."""
-        parts = self._parts
 
         async def remake() -> None:
             self.artifacts.close()
-            await trio.to_thread.run_sync(
-                workspace.make, parts.workspace, parts.request, parts.links
-            )
+            try:
+                await self._parts.place.renew()
+            except OSError as error:
+                raise workspace.can_not_be_made(error) from error
+            await self.fill_workspace()
 
         await self._start_anew("reset", remake)
+
+    async def fill_workspace(self) -> None:
+        """Put the request's files into the empty workspace. Raises as `workspace.fill`."""
+        parts = self._parts
+        await trio.to_thread.run_sync(workspace.fill, parts.place, parts.request, parts.links)
 
     async def _start_anew(
         self,
@@ -467,6 +490,7 @@ class Session:
             kernel=request.kernel,
             isolation=self._parts.chosen.isolation,
             isolation_missing=self._parts.chosen.missing,
+            workspace_bound=self._parts.workspace_bound,
             lifetime=request.lifetime,
             environment=request.environment,
             created_at=self.created_at,
@@ -490,4 +514,4 @@ class Session:
     async def remove_workspace(self) -> None:
         """Remove what the session's processes wrote; they have ended. Artefacts stay."""
         self.artifacts.close()
-        await trio.to_thread.run_sync(shutil.rmtree, self._parts.workspace.parent, True)
+        await self._parts.place.close()

@@ -128,7 +128,11 @@ class ToolInfo(Value):
 
 
 class SessionInfo(Value):
-    """A session at one instant. `generation` counts its kernels, from 1."""
+    """A session at one instant. `generation` counts its kernels, from 1.
+
+    `workspace_bound` is how `limits.workspace_bytes` is held: `hard`, the system refuses more;
+    `soft`, it is looked at while calls run, and a kernel that has written more is ended.
+    """
 
     id: str
     name: str | None
@@ -138,6 +142,7 @@ class SessionInfo(Value):
     kernel: str | None
     isolation: str
     isolation_missing: tuple[str, ...] = ()
+    workspace_bound: Literal["hard", "soft"] | None = None
     lifetime: Lifetime
     environment: str | None
     created_at: datetime

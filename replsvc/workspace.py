@@ -2,46 +2,50 @@
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import os
-import shutil
 from pathlib import Path
 
 from replsvc.errors import InvalidInputError, StorageError
 from replsvc.session_values import Mount, SessionRequest
+from replsvc_kernels.workspaces import Workspace
 
 
-def make(path: Path, request: SessionRequest, mounts: tuple[Mount, ...] = ()) -> None:
-    """Make `path` anew with the request's files and mounts in it.
+def fill(place: Workspace, request: SessionRequest, mounts: tuple[Mount, ...]) -> None:
+    """Put the request's files, and links to mounts, into an empty workspace.
 
     Nothing of a session runs meanwhile, so nobody can swap a name beneath us. Raises
     `InvalidInputError` for a file that can't be put there, `StorageError` when the disk refuses.
     """
+    contents = {name: file.content() for name, file in request.files.items()}
+    total, size = sum(map(len, contents.values())), place.size_bytes
+    if size is not None and total > size:
+        raise _too_large(total, size)
     try:
-        shutil.rmtree(path, ignore_errors=True)
-        # The session's user passes through it; the workspace itself is for that user alone.
-        path.parent.mkdir(mode=0o711, exist_ok=True)
-        path.mkdir(mode=0o700)
         for mount in mounts:
-            _mount(path, mount)
-        for name, content in request.files.items():
-            _write(path, name, content.content())
-    except InvalidInputError:
-        _unmake(path)
-        raise
+            _mount(place.path, mount)
+        for name, content in contents.items():
+            _write(place.path, name, content)
     except OSError as error:
-        _unmake(path)
-        raise StorageError(
-            f"the session's workspace can't be made: {error.strerror} ({error.filename}).",
-            hint="Look at the disk's space and permissions.",
-        ) from error
+        if place.hard and size is not None and error.errno == errno.ENOSPC:
+            raise _too_large(total, size) from None
+        raise can_not_be_made(error) from error
 
 
-def _unmake(path: Path) -> None:
-    with contextlib.suppress(OSError):
-        shutil.rmtree(path)
-    with contextlib.suppress(OSError):
-        path.parent.rmdir()  # unless a kernel has something beside it
+def _too_large(total: int, size_bytes: int) -> InvalidInputError:
+    return InvalidInputError(
+        f"files: {total} bytes do not fit into the session's workspace of {size_bytes}.",
+        hint="Give less, or have the operator raise limits.workspace_bytes.",
+    )
+
+
+def can_not_be_made(error: OSError) -> StorageError:
+    """What to say of a workspace that the system refused."""
+    where = f" ({error.filename})" if error.filename else ""
+    return StorageError(
+        f"the session's workspace can't be made: {error.strerror}{where}.",
+        hint="Look at the disk's space and permissions.",
+    )
 
 
 def _write(root: Path, name: str, content: bytes) -> None:

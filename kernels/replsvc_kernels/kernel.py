@@ -9,7 +9,7 @@ kernel usable unless it says otherwise.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Literal
@@ -86,7 +86,11 @@ class HostMount:
 class LaunchSpec:
     """What to launch. Directories exist already and are the caller's to remove.
 
-    - `workspace`: the kernel's cwd, HOME and TMPDIR parent.
+    - `workspace`: the kernel's cwd, HOME and TMPDIR parent, as the host reaches it.
+    - `name`: of the session, for isolating backends; they keep what they need in a directory of
+      that name. Without one it is that of the directory above the workspace.
+    - `mount_workspace`: gives isolating backends a descriptor of a new mount of the workspace, for
+      them to close; without it they show what is at its path.
     - `python`: interpreter for the guest; ignored by kernelspec backends.
     - `env`: every environment variable that the caller declares; nothing else is inherited.
     - `startup_timeout_s`: from launch to ready, else `LaunchTimeout`.
@@ -95,6 +99,8 @@ class LaunchSpec:
     """
 
     workspace: str
+    name: str = ""
+    mount_workspace: Callable[[], int] | None = None
     python: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
     startup_timeout_s: float = 60.0

@@ -215,11 +215,11 @@ async def test_closing_leaves_no_process_file_or_socket(coordinator: Coordinator
     )
     text = (await session.run(code)).text.removeprefix("=> ").strip("()")
     pids = [int(pid) for pid in text.split(",")]
-    workspace = session._parts.workspace
-    assert workspace.is_dir()
+    directory = coordinator._workspaces / session.id
+    assert directory.is_dir()
     await coordinator.close(session.id)
     assert [pid for pid in pids if Path(f"/proc/{pid}").exists()] == []
-    assert not workspace.exists()
+    assert not directory.exists()
     assert [path.name for path in coordinator._runtime.iterdir()] in (
         ["lock", "data"],
         ["data", "lock"],

@@ -71,4 +71,4 @@ async def test_a_session_can_be_closed_while_the_disk_is_full(
         async with coordinator.session() as session:
             fill(disk / "filler")
         assert coordinator.list() == ()
-        assert not session._parts.workspace.exists()
+        assert not (coordinator._workspaces / session.id).exists()

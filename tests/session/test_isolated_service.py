@@ -233,7 +233,7 @@ async def main():
         found = {
             "groups": [str(path) for path in groups(c, s)] if c._backends._servers.cgroups else [],
             "runtime": str(c._runtime),
-            "workspace": str(s._parts.workspace),
+            "workspace": str(c._workspaces / s.id),
             "session": s.id,
         }
         print(json.dumps(found), flush=True)

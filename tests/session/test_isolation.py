@@ -138,7 +138,7 @@ async def test_the_sockets_of_a_kernel_are_in_no_directory_once_it_runs(
 ) -> None:
     # Not even its own: they are known by nothing but the connections that they have.
     assert [path for path in coordinator._workspaces.rglob("*") if path.is_socket()] == []
-    assert [path.name for path in offender._parts.workspace.parent.iterdir()] == ["work"]
+    assert list((coordinator._workspaces / offender.id).rglob("run")) == []
     for action in ("open('/session/run/x', 'w')", "import os; os.mkdir('/session/run/x')"):
         call = await offender.run(action)
         assert call.error is not None
@@ -422,7 +422,7 @@ async def test_a_process_that_has_left_every_group_and_heeds_nothing_is_gone(
     assert held.alive() == []
     held.close()
     assert not any(directory.exists() for directory in directories)
-    assert not session._parts.workspace.parent.exists()
+    assert not (coordinator._workspaces / session.id).exists()
 
 
 async def test_nothing_of_an_earlier_session_is_in_memory(coordinator: Coordinator) -> None:

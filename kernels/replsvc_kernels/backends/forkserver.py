@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from itertools import count
 from pathlib import Path
@@ -130,7 +130,10 @@ class ForkServers:
 
 
 class ForkServerBackend(Backend):
-    """See the module. `LaunchSpec.workspace` must be `SESSIONS/NAME/work`."""
+    """See the module.
+
+    `LaunchSpec.workspace` must be `SESSIONS/NAME/work` if there is no `mount_workspace`.
+    """
 
     name = "forkserver"
 
@@ -162,7 +165,7 @@ class ForkServerBackend(Backend):
         deadline = trio.current_time() + spec.startup_timeout_s
         servers = self._servers
         servers.hurry()
-        name = Path(spec.workspace).parent.name
+        name = spec.name or Path(spec.workspace).parent.name
         run = servers.sessions / name / "run"
         with ExitStack() as stack:
             user = servers.take_user()
@@ -210,6 +213,9 @@ class ForkServerBackend(Backend):
                     body = _file({**request, "joins": len(joins)})
                     theirs.callback(os.close, body)
                     fds = [body, ends.guest_end.fileno(), *ends.stdio, *joins]
+                    if spec.mount_workspace is not None:
+                        fds.append(_mount(spec.mount_workspace))
+                        theirs.callback(os.close, fds[-1])
                     for mount in spec.mounts:
                         fds.append(_show(mount.source))
                         theirs.callback(os.close, fds[-1])
@@ -260,7 +266,7 @@ class ForkServerBackend(Backend):
         half = (spec.resources.memory_bytes or 2 * TMP_BYTES) // 2
         return {
             "user": user,
-            "work": f"{name}/work",
+            "work": None if spec.mount_workspace is not None else f"{name}/work",
             "run": f"{name}/run",
             "tmp_bytes": min(TMP_BYTES, half),
             "shared_memory_bytes": min(SHARED_MEMORY_BYTES, half),
@@ -285,6 +291,13 @@ def _file(request: Mapping[str, Any]) -> int:
     with open(descriptor, "wb", closefd=False) as file:
         file.write(json.dumps(request).encode())
     return descriptor
+
+
+def _mount(workspace: Callable[[], int]) -> int:
+    try:
+        return workspace()
+    except OSError as error:
+        raise LaunchError(f"the session's workspace can't be mounted: {error}") from error
 
 
 def _show(source: str) -> int:

@@ -25,7 +25,8 @@ from _replsvc_sandbox import (
     session_root,
 )
 
-# What arrives, in this order, and then the cgroups' files, and mounts.
+# What arrives, in this order, and then the cgroups' files, the workspace's mount unless the request
+# names it, and other mounts.
 REQUEST, GUEST, OUT, ERR = range(4)
 
 
@@ -66,13 +67,15 @@ def _isolate(
     mounts: list[int],
     keep: int,
 ) -> None:
-    user = request["user"]
+    user, work = request["user"], request["work"]
+    if work is None:
+        work, *mounts = mounts
     namespaces.enter_session_namespaces("session")
     session_root.build(
         root,
         session_root.SessionRoot(
             user=user,
-            work=request["work"],
+            work=work,
             run=request["run"],
             tmp_bytes=request["tmp_bytes"],
             shared_memory_bytes=request["shared_memory_bytes"],

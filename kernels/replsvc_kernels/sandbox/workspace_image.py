@@ -92,6 +92,17 @@ class WorkspaceImages:
             return list(_written(image))
 
 
+def again(mount: int) -> int:
+    """Another detached mount of the workspace that `mount` is a descriptor of.
+
+    A mount can be attached once, and is gone with the namespace that it was attached in; as long
+    as one mount is left, so is what was written. Raises `OSError`.
+    """
+    device = os.fstat(mount).st_dev
+    name = os.path.basename(os.readlink(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}"))
+    return _mount(f"/dev/{name}")
+
+
 def _written(image: int) -> Iterator[tuple[int, bytes]]:
     end = os.fstat(image).st_size
     place = 0
