@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import components
+import kernel_python
 import leftovers
 import measured
 
@@ -26,8 +27,19 @@ SKIPPED = "needs "
 temporary = pytest.StashKey[Path]()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Say which Python the kernels of tests run in."""
+    parser.addoption(
+        "--kernel-python",
+        metavar="PATH",
+        default=kernel_python.path,
+        help="the Python, with an ipykernel of its own, that tests/kernels runs kernels in",
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Give this run a temporary directory of its own; pytest's own stays where it was."""
+    kernel_python.path = config.getoption("--kernel-python")
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
     # Short, because unix sockets are made in it.
     directory = config.stash[temporary] = Path(tempfile.mkdtemp(prefix="rt-"))

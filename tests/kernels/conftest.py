@@ -12,17 +12,18 @@ from pathlib import Path
 import pytest
 from kernel_rigs import Watched
 
+import kernel_python
 from replsvc_kernels.kernel import LaunchSpec
 
 KERNELSPECS = {
     "stock": {
-        "argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+        "argv": [kernel_python.path, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
         "display_name": "Stock Python",
         "language": "python",
         "env": {"FROM_KERNELSPEC": "yes"},
     },
     "by-message": {
-        "argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+        "argv": [kernel_python.path, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
         "display_name": "Stock Python, interrupted by message",
         "language": "python",
         "interrupt_mode": "message",
@@ -90,7 +91,7 @@ def runtime_dir() -> Iterator[Path]:
 def spec(tmp_path: Path) -> LaunchSpec:
     workspace = tmp_path / "workspace"
     workspace.mkdir()
-    return LaunchSpec(str(workspace))
+    return LaunchSpec(str(workspace), python=kernel_python.path)
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import trio
 import trio.testing
 from kernel_rigs import fork_servers, isolated, opened, seen_from_here
 
+import kernel_python
 from replsvc_kernels.backends.base import Backend
 from replsvc_kernels.backends.process import ProcessBackend
 from replsvc_kernels.backends.provisioner import ProvisionerBackend
@@ -153,7 +153,7 @@ async def rigged(name: str, spec: LaunchSpec, runtime_dir: Path) -> AsyncIterato
         return
     async with fork_servers() as servers:
         names = (f"s{number}" for number in count())
-        backend = servers.backend(sys.executable)
+        backend = servers.backend(kernel_python.path)
         yield Rig(backend, lambda: isolated(servers, next(names)), runtime_dir)
 
 

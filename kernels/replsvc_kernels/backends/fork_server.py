@@ -22,8 +22,7 @@ import trio
 
 from replsvc_kernels.backends.forked import ForkedProcess, host_pid
 from replsvc_kernels.backends.keeper import Keeper
-from replsvc_kernels.backends.process import check_python
-from replsvc_kernels.backends.surroundings import kernel_environment
+from replsvc_kernels.backends.surroundings import check_python, kernel_environment
 from replsvc_kernels.kernel import LaunchError, LaunchSpec, LaunchTimeout
 from replsvc_kernels.messages import Exit
 from replsvc_kernels.sandbox.environment import read_only_paths

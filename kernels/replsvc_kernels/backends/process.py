@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
@@ -13,19 +11,15 @@ import trio
 from replsvc_kernels.backends.base import Backend
 from replsvc_kernels.backends.guest_kernel import GuestEnds, guest_kernel
 from replsvc_kernels.backends.reaped import ReaperProcess
-from replsvc_kernels.backends.surroundings import kernel_environment, private_directory
+from replsvc_kernels.backends.surroundings import (
+    check_python,
+    kernel_environment,
+    private_directory,
+)
 from replsvc_kernels.background import background_nursery
-from replsvc_kernels.kernel import Kernel, LaunchError, LaunchSpec
+from replsvc_kernels.kernel import Kernel, LaunchSpec
 
 GUEST = str(Path(__file__).parent.parent / "guest")
-
-
-def check_python(python: str) -> str:
-    """The interpreter to start; ours when none is given. Raises `LaunchError`."""
-    python = python or sys.executable
-    if not Path(python).is_file() or not os.access(python, os.X_OK):
-        raise LaunchError(f"there is no executable Python at {python}")
-    return python
 
 
 class ProcessBackend(Backend):

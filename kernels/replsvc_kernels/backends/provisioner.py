@@ -9,30 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import os
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import trio
 
-from replsvc_kernels._channels import Channels
-from replsvc_kernels._wire import PRINTED_BYTES, WireKernel
 from replsvc_kernels.backends.asyncio_thread import AsyncioThread, shared_asyncio_thread
 from replsvc_kernels.backends.base import Backend, Connection, Process
+from replsvc_kernels.backends.foreign import LastPrinted, foreign_kernel, too_late
 from replsvc_kernels.backends.reaped import ReaperProcess
-from replsvc_kernels.backends.surroundings import kernel_environment, last_line, private_directory
+from replsvc_kernels.backends.surroundings import kernel_environment, private_directory
 from replsvc_kernels.background import background_nursery
-from replsvc_kernels.kernel import (
-    Kernel,
-    KernelDied,
-    KernelInfo,
-    LaunchError,
-    LaunchSpec,
-    LaunchTimeout,
-)
+from replsvc_kernels.kernel import Kernel, KernelInfo, LaunchError, LaunchSpec
 from replsvc_kernels.messages import Exit
 
 LOCAL = "local-provisioner"
@@ -245,40 +236,6 @@ class ProvisionedProcess(Process):
         return self._exit
 
 
-class _LastPrinted:
-    """What a kernel's process writes to its own fds 1 and 2: the last of it, to explain a death."""
-
-    def __init__(self) -> None:
-        self.kept = bytearray()
-        self._fd, self.write_end = os.pipe2(os.O_CLOEXEC)
-        os.set_blocking(self._fd, False)
-
-    def read(self) -> bool:
-        """Take what is there; False at the end."""
-        with contextlib.suppress(BlockingIOError):
-            while data := os.read(self._fd, 64 * 1024):
-                self.kept += data
-                del self.kept[:-PRINTED_BYTES]
-            return False
-        return True
-
-    async def run(self) -> None:
-        """Keep the pipe empty, until its end."""
-        while self.read():
-            await trio.lowlevel.wait_readable(self._fd)
-
-    def close(self) -> None:
-        """Close both ends that are still ours."""
-        self.close_write_end()
-        os.close(self._fd)
-
-    def close_write_end(self) -> None:
-        """The kernel has it now."""
-        if self.write_end >= 0:
-            os.close(self.write_end)
-            self.write_end = -1
-
-
 class ProvisionerBackend(Backend):
     """Kernels of the kernelspec `kernel_name`.
 
@@ -293,47 +250,26 @@ class ProvisionerBackend(Backend):
     @asynccontextmanager
     async def open(self, spec: LaunchSpec) -> AsyncIterator[Kernel]:
         """See `Backend.open`. A kernelspec that is not installed is a `LaunchError`."""
+        deadline = trio.current_time() + spec.startup_timeout_s
         async with shared_asyncio_thread() as thread:
             with ExitStack() as stack:
                 directory = stack.enter_context(private_directory(self._runtime_dir))
-                try:
-                    printed = _LastPrinted()
-                except OSError as error:
-                    raise LaunchError(f"no pipe for the kernel can be made: {error}") from error
-                stack.callback(printed.close)
+                printed = stack.enter_context(closing(LastPrinted()))
                 async with background_nursery() as nursery:
-                    process: Process | None = None
-                    kernel: WireKernel | None = None
-                    grace_s = 0.0
-                    try:
-                        with trio.move_on_after(spec.startup_timeout_s) as startup:
-                            plan = await thread.call(
-                                lambda: _prepare(self._kernel_name, directory, spec)
-                            )
-                            process, at = await self._launch(nursery, thread, plan, spec, printed)
-                            nursery.start_soon(printed.run)
-                            kernel = WireKernel(
-                                KernelInfo(plan.spec.language, "", False, plan.isolation),
-                                process,
-                                stack.enter_context(Channels(at, spec.limits)),
-                                spec.limits,
-                                message_interrupt_s=plan.message_interrupt_s,
-                                printed=printed.kept,
-                            )
-                            await nursery.start(kernel.run)
-                            await self._ready(kernel, printed)
-                        if kernel is None or startup.cancelled_caught:
-                            raise LaunchTimeout(
-                                f"the kernel was not ready after {spec.startup_timeout_s:g} s"
-                            )
-                        grace_s = spec.close_grace_s
+                    with trio.move_on_at(deadline) as startup:
+                        plan = await thread.call(
+                            lambda: _prepare(self._kernel_name, directory, spec)
+                        )
+                        process, at = await self._launch(nursery, thread, plan, spec, printed)
+                    if startup.cancelled_caught:
+                        raise too_late(spec)
+                    nursery.start_soon(printed.run)
+                    info = KernelInfo(plan.spec.language, "", False, plan.isolation)
+                    async with foreign_kernel(
+                        info, process, at, printed, nursery, spec, deadline,
+                        message_interrupt_s=plan.message_interrupt_s,
+                    ) as kernel:  # fmt: skip
                         yield kernel
-                    finally:
-                        with trio.CancelScope(shield=True):
-                            if kernel is not None:
-                                await kernel.shutdown(grace_s)
-                            elif process is not None:
-                                await process.kill()
 
     async def _launch(
         self,
@@ -341,7 +277,7 @@ class ProvisionerBackend(Backend):
         thread: AsyncioThread,
         plan: _Plan,
         spec: LaunchSpec,
-        printed: _LastPrinted,
+        printed: LastPrinted,
     ) -> tuple[Process, Connection]:
         if not plan.local:
             printed.close_write_end()
@@ -358,14 +294,3 @@ class ProvisionerBackend(Backend):
         )
         printed.close_write_end()
         return process, plan.connection()
-
-    async def _ready(self, kernel: WireKernel, printed: _LastPrinted) -> None:
-        try:
-            await kernel.wait_ready()
-        except KernelDied as died:
-            if died.exit.signal is not None or not died.exit.code:
-                raise
-            printed.read()
-            raise LaunchError(
-                f"the kernel ended while it started ({died.exit}): {last_line(bytes(printed.kept))}"
-            ) from died

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -52,6 +53,14 @@ def kernel_environment(spec: LaunchSpec, python: str) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         **spec.env,
     }
+
+
+def check_python(python: str) -> str:
+    """The interpreter to start; ours when none is given. Raises `LaunchError`."""
+    python = python or sys.executable
+    if not Path(python).is_file() or not os.access(python, os.X_OK):
+        raise LaunchError(f"there is no executable Python at {python}")
+    return python
 
 
 def last_line(printed: bytes) -> str:

@@ -40,6 +40,7 @@ from .hidden import hide  # noqa: E402
 from .kernel import GuestKernel  # noqa: E402
 from .publish import GuestSession, Publisher  # noqa: E402
 from .shell import NoProfile  # noqa: E402
+from .streams import Streams  # noqa: E402
 
 LINGER_MS = 200
 BACKEND = "module://matplotlib_inline.backend_inline"
@@ -123,6 +124,7 @@ class GuestApp(IPKernelApp):
             tuple(os.path.dirname(str(m.__file__)) for m in (IPython, ipykernel, tornado, zmq)),
             control_loop,
         )
+        kernel.streams = Streams(kernel.stream, control_loop)
         self.capture.swallowed = self.interrupts.again
         self.publisher.attend(control_loop)
         link.watch(control_loop)
@@ -223,6 +225,5 @@ def _config() -> Any:
     config.IPCompleter.use_jedi = False
     config.InteractiveShell.banner1 = ""
     config.InteractiveShell.colors = "NoColor"
-    config.InteractiveShell.display_page = True
     config.IPKernelApp.connection_file = ""
     return config

@@ -146,6 +146,9 @@ class Cell:
             except (OSError, ValueError):
                 continue
 
+    def sync(self) -> None:
+        """What is published after this comes after what the cell has written: marks see to that."""
+
     def raw(self, number: int) -> _Pipe:
         """The pipe that stands for descriptor `number`."""
         return self._pipes[number - 1]
@@ -192,7 +195,9 @@ class Capture:
     def end(self) -> None:
         """Write everything that is held back, then put the orphan's pipes in front again."""
         self._stdio.flush()
+        ended = self.front
         self._swap(self.orphan)
+        ended.sync()
         current.set(self.orphan)
 
     def flush(self) -> None:

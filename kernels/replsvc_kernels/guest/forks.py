@@ -93,6 +93,7 @@ class Forks:
 
     def _in_child(self) -> None:
         self._link.drop()
+        self._kernel.streams.drop()
         self._capture.forked()
         for number, plain in (
             (signal.SIGINT, signal.default_int_handler),

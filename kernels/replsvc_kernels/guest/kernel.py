@@ -17,7 +17,7 @@ from typing import Any
 from ipykernel.ipkernel import IPythonKernel
 from traitlets import Type
 
-from . import compat
+from . import compat, history
 from .asking import Asker
 from .capture import Cell
 from .setup import SetupCode, Setups
@@ -35,6 +35,7 @@ class GuestKernel(IPythonKernel):
     capture: Any = None
     link: Any = None
     forks: Any = None
+    streams: Any = None
     busy = False
 
     def __init__(self, **options: Any) -> None:
@@ -198,17 +199,34 @@ class GuestKernel(IPythonKernel):
         if "replsvc" not in (parent.get("metadata") or {}):
             super()._publish_execute_input(code, parent, execution_count)
 
+    async def do_history(  # type: ignore[override] # its defaults are `find`'s
+        self, hist_access_type: str, output: bool, raw: bool, **which: Any
+    ) -> Any:
+        """See `history.find`."""
+        found = history.find(
+            self.shell.history_manager, hist_access_type, output=output, raw=raw, **which
+        )
+        return {"status": "ok", "history": found}
+
     # -- its pipes ------------------------------------------------------------------------------
 
     def _begin(self, number: Any) -> None:
-        """Bring the pipes of pair `number` to the front. Without one it is the orphan's turn.
+        """Bring the pipes of pair `number` to the front; without one, pipes of its own.
 
         Raises `PairLost` for pipes that were passed by: the host's fault, said in the reply.
         """
         self.busy = True
-        if number is not None:
-            cell = Cell(self.link.take(int(number)), self.get_parent("shell").get("header", {}))
-            self.capture.begin(cell)
+        parent = self.get_parent("shell").get("header", {})
+        if number is None:
+            self.capture.begin(self.streams.cell(parent))
+        else:
+            self.capture.begin(Cell(self.link.take(int(number)), parent))
+
+    def stream(self, name: str, parent: dict[str, Any], text: str) -> None:
+        """Publish output of a cell whose client gave no pipes."""
+        content = {"name": name, "text": text}
+        ident = f"stream.{name}".encode()
+        self.session.send(self.iopub_socket, "stream", content, parent, ident)
 
     def _end(self) -> None:
         self.capture.end()

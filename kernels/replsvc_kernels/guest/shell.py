@@ -17,15 +17,17 @@ from typing import Any
 
 from ipykernel.displayhook import ZMQShellDisplayHook
 from ipykernel.zmqshell import ZMQDisplayPublisher, ZMQInteractiveShell
+from IPython.core import page
 from IPython.core.autocall import ZMQExitAutocall
 from IPython.core.compilerop import CachingCompiler, code_name
-from IPython.core.error import UsageError
+from IPython.core.error import TryNext, UsageError
 from IPython.core.profiledir import ProfileDir
 from traitlets import Type, default, observe
 
 from . import compat
 from .capture import current
 from .figures import PLAIN, DisplayFormatter
+from .streams import StreamedCell
 from .tracebacks import Failure, cut, render
 
 # where str.splitlines breaks a line and Python's tokenizer does not
@@ -145,6 +147,8 @@ class GuestShell(compat.QuietShell, ZMQInteractiveShell):
         super().__init__(**{**options, "compiler_class": CellCompiler})
         self.db = compat.MemoryStore()
         self._keep_blank_lines()
+        # before the stock hook, which is at 99
+        self.set_hook("show_in_pager", _show_page, 90)
 
     def init_ipython_dir(self, ipython_dir: Any) -> None:
         """None: it would be made in the workspace, and read from there."""
@@ -255,6 +259,8 @@ class GuestShell(compat.QuietShell, ZMQInteractiveShell):
             return
         sys.stdout.flush()
         sys.stderr.flush()
+        if self.kernel.capture is not None:
+            self.kernel.capture.cell().sync()
         if getattr(self.displayhook, "msg", None) is not None:
             self.display_failed = True
         self.failure = failure
@@ -302,6 +308,13 @@ class GuestShell(compat.QuietShell, ZMQInteractiveShell):
             if sys.version_info >= (3, 12):
                 sys.last_exc = value
         return value, tb
+
+
+def _show_page(_shell: Any, *text: Any, **where: Any) -> None:
+    """Pages are output for our host; Jupyter's own clients are handed them to show as they like."""
+    if isinstance(current.get(None), StreamedCell):
+        raise TryNext
+    page.display_page(*text, **where)
 
 
 def _compiles(code: str) -> bool:

@@ -1,7 +1,4 @@
-"""A guest as its host sees it: the descriptor, the pipes, and a plain blocking Jupyter client.
-
-`REPLSVC_TEST_GUEST_PYTHON` names another interpreter, with another Python or ipykernel, to run it.
-"""
+"""A guest as its host sees it: the descriptor, the pipes, and a plain blocking Jupyter client."""
 
 from __future__ import annotations
 
@@ -11,7 +8,6 @@ import os
 import re
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -23,10 +19,10 @@ import pytest
 import zmq
 from jupyter_client.session import Session
 
+import kernel_python
 import measured
 
 GUEST = Path(__file__).parents[3] / "kernels" / "replsvc_kernels" / "guest"
-PYTHON = os.environ.get("REPLSVC_TEST_GUEST_PYTHON", sys.executable)
 NONCE = "5eed"
 PATIENCE_S = 30.0
 TURN = re.compile(rb"\x1b\]9913;%s;t\d+\x07" % NONCE.encode())
@@ -107,7 +103,7 @@ class Guest:
         self._sockets = tempfile.TemporaryDirectory(prefix="g")
         self.host, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.host.settimeout(PATIENCE_S)
-        python = hello.pop("python", PYTHON)
+        python = hello.pop("python", kernel_python.path)
         env = {
             "PATH": os.environ["PATH"],
             "HOME": str(workspace),
