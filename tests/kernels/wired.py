@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -24,26 +26,37 @@ from replsvc_kernels.backends.stock import StockBackend
 from replsvc_kernels.kernel import Kernel, LaunchSpec
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A backend, what it is to launch, and a directory where a kernel's sockets may be linked."""
+
+    backend: Backend
+    spec: LaunchSpec
+    links: Path | None = None
+
+
 @asynccontextmanager
-async def _here(make: Callable[[str], Backend]) -> AsyncIterator[tuple[Backend, LaunchSpec]]:
+async def _here(make: Callable[[str], Backend]) -> AsyncIterator[Place]:
     place = Path(tempfile.mkdtemp(prefix="rk-", dir="/tmp"))
     try:
         for name in ("runtime", "work"):
             (place / name).mkdir()
         spec = LaunchSpec(str(place / "work"), python=kernel_python.path)
-        yield make(str(place / "runtime")), spec
+        yield Place(make(str(place / "runtime")), spec)
         assert list((place / "runtime").iterdir()) == []
     finally:
         shutil.rmtree(place)
 
 
 @asynccontextmanager
-async def _forked() -> AsyncIterator[tuple[Backend, LaunchSpec]]:
+async def _forked() -> AsyncIterator[Place]:
     async with fork_servers() as servers:
-        yield servers.backend(kernel_python.path), isolated(servers, "s")
+        links = servers.sessions.parent / "links"
+        links.mkdir()
+        yield Place(servers.backend(kernel_python.path), isolated(servers, "s"), links)
 
 
-BACKENDS: Mapping[str, Callable[[], AbstractAsyncContextManager[tuple[Backend, LaunchSpec]]]] = {
+BACKENDS: Mapping[str, Callable[[], AbstractAsyncContextManager[Place]]] = {
     "process": lambda: _here(ProcessBackend),
     "forkserver": _forked,
     "stock": lambda: _here(StockBackend),
@@ -58,41 +71,49 @@ class Wired:
 
     def __init__(self, backend: str) -> None:
         self._backend = backend
-        self._connections: list[Connection] = []
+        self._connection: Connection | None = None
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
         self._ready.wait()
 
     def _run(self) -> None:
-        seen = self._connections
-
-        class Told(Channels):
-            """Tells where the kernel listens, which a backend keeps to itself."""
-
-            def __init__(self, connection: Connection, *args: Any) -> None:
-                seen.append(connection)
-                super().__init__(connection, *args)
-
         try:
-            with (
-                mock.patch.object(guest_kernel, "Channels", Told),
-                mock.patch.object(foreign, "Channels", Told),
-            ):
-                trio.run(self._live)
+            trio.run(self._live)
         finally:
             self._ready.set()
 
     async def _live(self) -> None:
         self._token, self._over = trio.lowlevel.current_trio_token(), trio.Event()
-        async with BACKENDS[self._backend]() as (backend, spec), backend.open(spec) as kernel:
-            self.kernel: Kernel = kernel
-            self._ready.set()
-            await self._over.wait()
+        async with BACKENDS[self._backend]() as place:
+            with self._told(place.links):
+                async with place.backend.open(place.spec) as kernel:
+                    self.kernel: Kernel = kernel
+                    self._ready.set()
+                    await self._over.wait()
+
+    def _told(self, links: Path | None) -> Any:
+        """Be told where the kernel listens, which a backend keeps to itself."""
+        wired = self
+
+        class Told(Channels):
+            def __init__(self, connection: Connection, *args: Any) -> None:
+                super().__init__(connection, *args)
+                if links is not None:
+                    # An isolated kernel's sockets have no name once our client is connected.
+                    for channel in ("shell", "iopub", "stdin", "control"):
+                        port = connection.ports[channel]
+                        os.link(f"{connection.ip}-{port}", links / f"k-{port}")
+                    connection = replace(connection, ip=f"{links}/k")
+                wired._connection = connection
+
+        module = foreign if self._backend == "stock" else guest_kernel
+        return mock.patch.object(module, "Channels", Told)
 
     def client(self) -> BlockingKernelClient:
         """A client of Jupyter's; its channels are to be started."""
-        connection = self._connections[-1]
+        connection = self._connection
+        assert connection is not None
         client = BlockingKernelClient()
         client.load_connection_info(
             {
