@@ -93,8 +93,10 @@ class Backends:
         async with self._servers.running():
             yield
 
-    async def choose(self, request: SessionRequest) -> Chosen:
+    async def choose(self, request: SessionRequest, *, writable_mounts: bool = False) -> Chosen:
         """The backend for this request. Nothing runs unsandboxed silently.
+
+        With `writable_mounts` an ordinary user's session is that user, whose files it may write.
 
         Raises `IsolationUnavailableError` for isolation that can't be given, saying which layer is
         missing, `BackendUnavailableError` for an environment or kernelspec that can't be used.
@@ -109,7 +111,9 @@ class Backends:
                 f"kernel {request.kernel!r} is not ours, and can't be isolated by this version.",
                 hint=UNPROTECTED,
             )
-        backend = self._servers.backend(python, environment.preload, environment.env)
+        backend = self._servers.backend(
+            python, environment.preload, environment.env, writable_mounts=writable_mounts
+        )
         try:
             missing = await backend.missing()
         except LaunchTimeout as error:

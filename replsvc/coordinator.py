@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import shutil
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -45,6 +44,7 @@ from replsvc.store.artifacts import ArtifactFiles
 from replsvc.store.log import EventLog
 from replsvc.store.records import SessionRecord
 from replsvc_kernels.background import background_nursery
+from replsvc_kernels.sandbox import removal
 from replsvc_kernels.workspaces import Workspaces
 
 log = structlog.get_logger("replsvc")
@@ -143,7 +143,7 @@ class Coordinator:
         """Sessions of a coordinator that was killed have no kernel any more: say so."""
         for record in await self.log.sessions(states=("starting", "idle", "busy")):
             await self.log.update_session(record.id, state="stopped")
-            await trio.to_thread.run_sync(shutil.rmtree, self._workspaces / record.id, True)
+            await trio.to_thread.run_sync(removal.discard, str(self._workspaces / record.id))
 
     async def stop(self) -> None:
         """End every session and refuse new ones; returns when nothing is left."""

@@ -84,7 +84,9 @@ class Opener:
                 f"{', '.join(code.name for code in setup)} can't run in it.",
                 hint="Leave the extensions out, or use the default kernel.",
             )
-        chosen = await self._backends.choose(request)
+        chosen = await self._backends.choose(
+            request, writable_mounts=any(one.writable for one in mounts)
+        )
         if chosen.isolation == "none":
             # Nothing holds a plain process to these: what is not in force is not said.
             limits = limits.model_copy(update=dict.fromkeys(ISOLATED_LIMITS))

@@ -8,13 +8,13 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from replsvc.errors import StorageError
+from replsvc_kernels.sandbox import removal
 
 PREFIX = "replsvc-"
 LOCK = "lock"
@@ -41,7 +41,8 @@ def runtime_dir(parent: Path | None = None) -> Iterator[Path]:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield path
     finally:
-        shutil.rmtree(path, ignore_errors=True)
+        # Workspaces may be in it, with what sessions made of them.
+        removal.discard(str(path))
         os.close(handle)
 
 
@@ -55,6 +56,6 @@ def remove_stale(place: Path) -> None:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 # One that is made this moment has no lock file, or holds it already.
-                shutil.rmtree(path, ignore_errors=True)
+                removal.discard(str(path))
             finally:
                 os.close(handle)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,7 +15,7 @@ from pathlib import Path
 import trio
 
 from replsvc_kernels.background import background_nursery
-from replsvc_kernels.sandbox import workspace_image
+from replsvc_kernels.sandbox import removal, workspace_image
 
 # Empty ones of the usual size that wait for the next sessions.
 STOCK = 2
@@ -87,13 +86,13 @@ class Workspace:
         # The session's user passes through it; the workspace itself is for that user alone.
         self.directory.mkdir(mode=0o711, exist_ok=True)
         if self._image is None:
-            shutil.rmtree(self.directory / "work", ignore_errors=True)
+            removal.discard(str(self.directory / "work"))
             (self.directory / "work").mkdir(mode=0o700)
 
     def _remove(self, image: int | None) -> None:
         if image is not None:
             os.close(image)
-        shutil.rmtree(self.directory, ignore_errors=True)
+        removal.discard(str(self.directory))
 
 
 class Workspaces:

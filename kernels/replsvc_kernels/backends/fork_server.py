@@ -22,6 +22,7 @@ import trio
 
 from replsvc_kernels.backends.forked import ForkedProcess, host_pid
 from replsvc_kernels.backends.keeper import Keeper
+from replsvc_kernels.backends.session_ids import FIRST_UID, SessionIds
 from replsvc_kernels.backends.surroundings import check_python, kernel_environment
 from replsvc_kernels.kernel import LaunchError, LaunchSpec, LaunchTimeout
 from replsvc_kernels.messages import Exit
@@ -38,8 +39,6 @@ ANSWER_S = 1.0
 ENDING_S = 1.0
 # Mounts besides pipes and control groups; the server's end takes more than these together.
 MOST_DESCRIPTORS = 200
-# Ids from here on are for sessions' users, as root: far above what systems give to anybody.
-FIRST_UID = 1_879_048_192
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +46,14 @@ class ServerSpec:
     """An environment's fork server: its Python, what it imports ahead, and its variables.
 
     `sessions` is the directory with the sessions' directories (`NAME/work` and `NAME/run`), which
-    all servers of a coordinator share; `staging` an empty directory of this server's own. `how` is
-    one of `sandbox.namespaces`: how sessions get their ids.
+    all servers of a coordinator share; `staging` an empty directory of this server's own. `ids` are
+    those that its sessions get.
     """
 
     python: str
     sessions: str
     staging: str
-    how: str
+    ids: SessionIds
     start_timeout_s: float = 60.0
     preload: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
@@ -166,8 +165,9 @@ class ForkServer:
             raise LaunchTimeout(str(error)) from error
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             raise LaunchError(f"{python} can't be shown to sessions: {error}") from error
+        ids = await self._spec.ids.find()
         return {
-            "how": self._spec.how,
+            "how": ids.how,
             "preload": self._spec.preload,
             "sessions": self._spec.sessions,
             "staging": self._spec.staging,

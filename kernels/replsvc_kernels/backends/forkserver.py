@@ -15,14 +15,10 @@ from typing import Any
 import trio
 
 from replsvc_kernels.backends.base import Backend, Isolation
-from replsvc_kernels.backends.fork_server import (
-    FIRST_UID,
-    ForkServer,
-    ServerEnded,
-    ServerSpec,
-)
+from replsvc_kernels.backends.fork_server import ForkServer, ServerEnded, ServerSpec
 from replsvc_kernels.backends.forked import ForkedProcess
 from replsvc_kernels.backends.guest_kernel import GuestEnds, guest_kernel
+from replsvc_kernels.backends.session_ids import SessionIds
 from replsvc_kernels.backends.surroundings import kernel_environment
 from replsvc_kernels.background import background_nursery
 from replsvc_kernels.kernel import (
@@ -42,11 +38,6 @@ SHARED_MEMORY_BYTES = 256 * 1024 * 1024
 TMP_BYTES = 512 * 1024 * 1024
 
 
-def how_ids_are_given() -> str:
-    """How sessions get their ids here: a range as root, else our own id for all of them."""
-    return namespaces.ROOT if os.geteuid() == 0 else namespaces.SINGLE
-
-
 class ForkServers:
     """All fork servers of a coordinator, and what their sessions share: ids, control groups."""
 
@@ -55,9 +46,10 @@ class ForkServers:
         self._runtime, self.sessions, self._start_timeout_s = runtime, sessions, start_timeout_s
         self._looked_for_cgroups = False
         self._looking = trio.Lock()
-        self.how = how_ids_are_given()
+        self._ids = SessionIds()
+        # An ordinary user's sessions with ids of their own could not write the user's files.
+        self._our_id = SessionIds(only_ours="a writable mount is for your own user")
         self._servers: dict[tuple[object, ...], ForkServer] = {}
-        self._users: set[int] = set()
         self.numbers = count(1)
         self.cgroups: cgroups.CgroupRoot | None = None
         self.cgroups_missing: str | None = None
@@ -86,10 +78,16 @@ class ForkServers:
             self._looked_for_cgroups = True
 
     def backend(
-        self, python: str, preload: tuple[str, ...] = (), env: Mapping[str, str] | None = None
+        self,
+        python: str,
+        preload: tuple[str, ...] = (),
+        env: Mapping[str, str] | None = None,
+        *,
+        writable_mounts: bool = False,
     ) -> ForkServerBackend:
         """The backend of this environment; its server starts with the first kernel."""
-        key = (python, preload, tuple(sorted((env or {}).items())))
+        ids = self._our_id if writable_mounts and os.geteuid() != 0 else self._ids
+        key = (python, preload, tuple(sorted((env or {}).items())), ids)
         server = self._servers.get(key)
         if server is None:
             staging = self._runtime / f"root{len(self._servers)}"
@@ -98,35 +96,19 @@ class ForkServers:
                 python,
                 str(self.sessions),
                 str(staging),
-                self.how,
+                ids,
                 self._start_timeout_s,
                 preload,
                 env or {},
             )
             server = self._servers[key] = ForkServer(spec)
             self._nursery.start_soon(server.run)
-        return ForkServerBackend(server, self)
+        return ForkServerBackend(server, self, ids)
 
     def hurry(self) -> None:
         """A kernel is about to be forked: let what it would wait for begin."""
         if self.cgroups is not None:
             self._nursery.start_soon(trio.to_thread.run_sync, self.cgroups.hurry)
-
-    def take_user(self) -> int:
-        """An id for a session, of its own where a range is mapped."""
-        first = namespaces.FIRST_SESSION_ID
-        if self.how == namespaces.SINGLE:
-            return first
-        users = range(first, first + namespaces.MOST_SESSIONS)
-        user = next((user for user in users if user not in self._users), None)
-        if user is None:
-            raise LaunchError("there are no ids left for another session")
-        self._users.add(user)
-        return user
-
-    def give_back(self, user: int) -> None:
-        """No process of that user is left."""
-        self._users.discard(user)
 
 
 class ForkServerBackend(Backend):
@@ -137,8 +119,8 @@ class ForkServerBackend(Backend):
 
     name = "forkserver"
 
-    def __init__(self, server: ForkServer, servers: ForkServers) -> None:
-        self._server, self._servers = server, servers
+    def __init__(self, server: ForkServer, servers: ForkServers, ids: SessionIds) -> None:
+        self._server, self._servers, self._ids = server, servers, ids
 
     async def missing(self) -> tuple[str, ...]:
         """The layers that this machine does not give, each in a few words.
@@ -149,7 +131,7 @@ class ForkServerBackend(Backend):
         layers = await self._server.layers()
         reasons = []
         if not layers.own_ids:
-            reasons.append("a user id for each session (run as root)")
+            reasons.append(f"a user id for each session ({self._ids.missing})")
         if not layers.landlock:
             reasons.append("Landlock (Linux 5.13, and in the lsm= list)")
         if self._servers.cgroups is None:
@@ -168,8 +150,9 @@ class ForkServerBackend(Backend):
         name = spec.name or Path(spec.workspace).parent.name
         run = servers.sessions / name / "run"
         with ExitStack() as stack:
-            user = servers.take_user()
-            stack.callback(servers.give_back, user)
+            ids = await self._ids.find()
+            user = ids.take()
+            stack.callback(ids.give_back, user)
             stack.callback(shutil.rmtree, run, ignore_errors=True)
             # In a thread: a workspace that is used again may hold any number of files.
             await trio.to_thread.run_sync(self._make_directories, run, spec.workspace, user)
@@ -233,10 +216,13 @@ class ForkServerBackend(Backend):
         try:
             shutil.rmtree(run, ignore_errors=True)
             run.mkdir(mode=0o700)
-            if self._servers.how == namespaces.ROOT:
-                outside = namespaces.maps_for_root(FIRST_UID).outside(user)
+            if self._ids.how == namespaces.ROOT:
+                outside = self._ids.maps.outside(user)
                 os.chown(run, *outside)
                 _give(workspace, *outside)
+            elif self._ids.how == namespaces.SUBORDINATE:
+                # Its files will be open to our group, which may be that of other users too.
+                run.parent.chmod(0o700)
         except OSError as error:
             raise LaunchError(f"the session's directories can't be made: {error}") from error
 
@@ -256,7 +242,7 @@ class ForkServerBackend(Backend):
 
     def _counts_processes(self) -> bool:
         """Whether control groups do; else each session's user has a limit, if it has a user."""
-        if self._servers.how == namespaces.SINGLE:
+        if self._ids.how == namespaces.SINGLE:
             return True  # one user for all: a limit of a session's would be its neighbours' too
         root = self._servers.cgroups
         return root is not None and "pids" in root.controllers
@@ -266,6 +252,7 @@ class ForkServerBackend(Backend):
         half = (spec.resources.memory_bytes or 2 * TMP_BYTES) // 2
         return {
             "user": user,
+            "shared": self._ids.how == namespaces.SUBORDINATE,
             "work": None if spec.mount_workspace is not None else f"{name}/work",
             "run": f"{name}/run",
             "tmp_bytes": min(TMP_BYTES, half),

@@ -14,6 +14,7 @@ import tempfile
 from typing import Any
 
 from _replsvc_sandbox import (
+    belongings,
     cgroups,
     close_fds,
     credentials,
@@ -75,6 +76,7 @@ def _isolate(
         root,
         session_root.SessionRoot(
             user=user,
+            shared=request["shared"],
             work=work,
             run=request["run"],
             tmp_bytes=request["tmp_bytes"],
@@ -91,7 +93,8 @@ def _isolate(
     os.setsid()
     os.chdir(session_root.WORK)
     rlimits.apply(rlimits.Limits(**request["rlimits"]))
-    credentials.drop(user, user, single=single)
+    umask = belongings.UMASK if request["shared"] else 0o022
+    credentials.drop(user, user, single=single, umask=umask)
     landlock.restrict(server_root.WRITABLE, server_root.READABLE)
     close_fds.close_fds((0, 1, 2, keep))
     seccomp.apply()

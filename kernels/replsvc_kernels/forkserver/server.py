@@ -117,7 +117,11 @@ class _Server:
             self._root = server_root.build(staging, paths, sessions)
             namespaces.enter_user_namespace(namespaces.maps_for_root(config["first_uid"]))
         else:
-            namespaces.enter_user_namespace(namespaces.maps_for_one_id())
+            namespaces.enter_user_namespace(
+                namespaces.maps_from_subordinate_ids()
+                if how == namespaces.SUBORDINATE
+                else namespaces.maps_for_one_id()
+            )
             namespaces.unshare(namespaces.NEWNS)
             self._root = server_root.build(staging, paths, sessions)
         namespaces.new_pid_namespace_for_children()

@@ -52,6 +52,7 @@ def delegation(found: Sequence[Hierarchy]) -> Delegation:
     if any(os.path.exists(f"{one.own}/cpu.stat") for one in result.parents if one.version == 2):
         # Version 2 counts processor time in every group: one hierarchy less to join.
         result.parents = [one for one in result.parents if one.controllers != {"cpuacct"}]
+        result.missing.pop("cpuacct", None)
     there = frozenset[str]().union(*(one.controllers for one in result.parents))
     for name in V2_CONTROLLERS - there:
         result.missing.setdefault(name, "no hierarchy with it is mounted")

@@ -9,7 +9,7 @@ import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from . import mounts
+from . import belongings, mounts
 from .mounts import NO_EXEC, NO_SUID, READ_ONLY, SAFE
 from .server_root import SESSION, SESSIONS, ServerRoot
 
@@ -36,7 +36,8 @@ class SessionRoot:
     """What a session's part is made of; sizes in bytes.
 
     `work` and `run`, the directory of the sockets, are names below the sessions' directory or
-    descriptors of detached mounts. `user` is the session's id inside.
+    descriptors of detached mounts. `user` is the session's id inside; with `shared` both become
+    that user's, as `belongings` says, else they are already.
     """
 
     user: int
@@ -46,6 +47,7 @@ class SessionRoot:
     tmp_files: int = 65_536
     shared_memory_bytes: int = 256 * 1024 * 1024
     shown: Sequence[Shown] = ()
+    shared: bool = False
 
 
 def build(server: ServerRoot, session: SessionRoot) -> None:
@@ -72,6 +74,10 @@ def build(server: ServerRoot, session: SessionRoot) -> None:
         _mount_proc(server)
         work.put(WORK, SAFE)
         run.put(RUN, SAFE | NO_EXEC)
+        if session.shared:
+            # Before anything of the machine's is shown in there.
+            for path in (WORK, RUN):
+                belongings.give(path, session.user)
         _mount_temporary(TMP, SAFE, session.tmp_bytes, session.tmp_files)
         for path, link in links:
             os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -85,7 +91,7 @@ def build(server: ServerRoot, session: SessionRoot) -> None:
     for one in session.shown:
         shown = _Source(one.source, detached=True)
         target = _below_work(one.target)
-        _make_parents(target, session.user)
+        _make_parents(target, session)
         shown.make_mountpoint(target)
         shown.put(target, SAFE if one.writable else READ_ONLY | SAFE)
     _name_users(session.user)
@@ -166,11 +172,14 @@ def _below_work(target: str) -> str:
     return path
 
 
-def _make_parents(target: str, user: int) -> None:
+def _make_parents(target: str, session: SessionRoot) -> None:
     """Directories on the way to `target`, the session's own like the workspace."""
     place = WORK
     for part in os.path.dirname(target)[len(WORK) + 1 :].split("/"):
         place = os.path.join(place, part)
         if not os.path.isdir(place):
             os.mkdir(place, 0o755)
-            os.chown(place, user, user, follow_symlinks=False)
+            if session.shared:
+                belongings.give_one(place, session.user)
+            else:
+                os.chown(place, session.user, session.user, follow_symlinks=False)
