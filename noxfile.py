@@ -14,11 +14,18 @@ from pathlib import Path
 import nox
 
 nox.needs_version = ">=2025.2.9"
-nox.options.sessions = ["lint", "typing", "tests", "e2e"]
+nox.options.sessions = ["lint", "typing", "tests", "unprivileged", "e2e"]
 nox.options.reuse_existing_virtualenvs = True
 nox.options.stop_on_first_error = False
 
 SOURCES = ("replsvc", "kernels", "extensions", "tests", "benchmarks", "examples", "docs")
+WITH_IDS = ("isolation", "attacks", "subordinate_ids")
+WITHOUT_IDS = (
+    "session/test_limits_and_deaths", "session/test_isolated_service",
+    "kernels/test_forkserver", "kernels/test_contract",
+)  # fmt: skip
+# What an ordinary user can have.
+ORDINARY = "cgroups,landlock,pidns,seccomp,userns"
 # A developer's index, mirrors and local wheels must not decide what is locked.
 PLAIN_PIP = {
     "PIP_CONFIG_FILE": os.devnull,
@@ -37,7 +44,9 @@ def prepare(session: nox.Session) -> Path:
     return Path(session.bin)
 
 
-def run(session: nox.Session, command: Path, *args: str, env: dict[str, str] | None = None) -> None:
+def run(
+    session: nox.Session, command: Path | str, *args: str, env: dict[str, str] | None = None
+) -> None:
     """Run a command of the prepared environment, whatever PATH says."""
     session.run(str(command), *args, env=env, external=True)
 
@@ -73,6 +82,27 @@ def tests(session: nox.Session) -> None:
         run(session, python, "-m", "coverage", "combine", "--quiet")
     if not session.posargs:
         run(session, python, "-m", "coverage", "report")
+
+
+@nox.session
+def unprivileged(session: nox.Session) -> None:
+    """What isolates, limits and is attacked once more, as a user who owns nothing.
+
+    Twice: with subordinate ids and without. Root gives the user these and a part of the control
+    groups; whoever is not root runs the tests as they are.
+    """
+    python = str(prepare(session) / "python")
+    tests = [python, "-m", "pytest", "-k", "not plain"]
+    with_ids = [f"tests/session/test_{name}.py" for name in WITH_IDS]
+    without = [*with_ids, *(f"tests/{name}.py" for name in WITHOUT_IDS)]
+    if os.geteuid() != 0:
+        run(session, *tests, *(session.posargs or without))
+        return
+    required = os.environ.get("TESTS_REQUIRE_COMPONENTS") == "1"
+    env = {"TESTS_REQUIRE_COMPONENTS": ORDINARY if required else ""}
+    as_user = [python, "tests/session/as_user.py", "--groups", "--directory", str(Path.cwd())]
+    run(session, *as_user, "--range", *tests, *(session.posargs or with_ids), env=env)
+    run(session, *as_user, *tests, *(session.posargs or without), env=env)
 
 
 @nox.session

@@ -1,7 +1,8 @@
 """For all tests: components they need, what they must not leave behind, lines run inside kernels.
 
 With `TESTS_REQUIRE_COMPONENTS=1` (continuous integration) a test that is skipped because a
-component is missing fails instead. It is not called REPLSVC_*: those are settings.
+component is missing fails instead; `TESTS_REQUIRE_COMPONENTS=userns,git` says so of some. It is not
+called REPLSVC_*: those are settings.
 """
 
 from __future__ import annotations
@@ -82,11 +83,17 @@ def _missing(report: pytest.TestReport) -> str | None:
     return reason if reason.startswith(SKIPPED) else None
 
 
+def _required(reason: str) -> bool:
+    required = os.environ.get(REQUIRE, "")
+    component = reason.removeprefix(SKIPPED).partition(":")[0]
+    return required == "1" or component in required.split(",")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Where every component is required, its absence is a failure."""
     report = yield
-    if os.environ.get(REQUIRE) == "1" and (reason := _missing(report)) is not None:
+    if (reason := _missing(report)) is not None and _required(reason):
         report.outcome, report.longrepr = "failed", f"{reason} ({REQUIRE} is set)"
     return report
 

@@ -240,6 +240,7 @@ async def test_without_control_groups_each_users_processes_are_limited(
 # Much at a time
 
 
+@pytest.mark.needs("root")
 async def test_more_mounts_than_a_dozen_are_all_there(
     servers: ForkServers, backend: ForkServerBackend, tmp_path: Path
 ) -> None:
@@ -253,6 +254,7 @@ async def test_more_mounts_than_a_dozen_are_all_there(
         assert await said(kernel, code) == "Read-only file system\n"
 
 
+@pytest.mark.needs("root")
 async def test_more_mounts_than_can_be_passed_are_refused(
     servers: ForkServers, backend: ForkServerBackend, tmp_path: Path
 ) -> None:

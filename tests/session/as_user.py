@@ -1,8 +1,8 @@
 """Run a command as an ordinary user who owns nothing but a home directory; started by root.
 
-An interpreter, or a checkout, below a directory that only root may enter is shown to the user at its
-own place, in a mount namespace of this process alone. `--range` gives the user subordinate ids there,
-`--groups` a part of the control groups, as a system's administrator would.
+An interpreter, or a checkout, below a directory that only root may enter is shown to the user at
+its own place, in a mount namespace of this process alone. `--range` gives the user subordinate ids
+there, `--groups` a part of the control groups, as a system's administrator would.
 """
 
 from __future__ import annotations
