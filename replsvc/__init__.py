@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from replsvc.config import Config, Environment, Limits, Service
     from replsvc.coordinator import Coordinator
     from replsvc.errors import (
+        AlreadyAnsweredError,
         BackendUnavailableError,
         ConfigError,
         ConflictError,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
         InvalidInputError,
         IsolationUnavailableError,
         NotFoundError,
+        QuestionNotFoundError,
         QueueFullError,
         QuotaExceededError,
         ReplsvcError,
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from replsvc.session_values import Mount, SessionRequest
 
 __all__ = [
+    "AlreadyAnsweredError",
     "BackendUnavailableError",
     "Call",
     "CallRequest",
@@ -66,6 +69,7 @@ __all__ = [
     "Limits",
     "Mount",
     "NotFoundError",
+    "QuestionNotFoundError",
     "QueueFullError",
     "QuotaExceededError",
     "ReplsvcError",

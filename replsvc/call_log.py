@@ -63,6 +63,14 @@ class CallLog:
         assert self._first is not None
         return (await self._first.wait())[0].seq
 
+    async def settled(self) -> None:
+        """Wait until all that was added is durable. Raises `StorageError` when it can't be."""
+        self.announce()
+        for pending in list(self._unwritten):
+            await pending.wait()
+        if self._fault is not None:
+            raise self._fault
+
     async def finish(self, call: Call) -> Call:
         """Write the call's end; returns the call, with its number, once all of it is durable.
 

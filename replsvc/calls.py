@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, field_validator, model_validator
 
 
 class Value(BaseModel):
@@ -174,12 +174,18 @@ def check_env(env: Mapping[str, str]) -> Mapping[str, str]:
     return env
 
 
+MAX_STDIN_CHARS = 1024 * 1024
+
+
 class CallRequest(Value):
     """One use of a tool, as asked for.
 
     `timeout_s` counts from the moment the cell starts. Left out, it is the session's; null or the
     word "none" lifts it where the operator allows that. `env` is set for this call only.
     `truncation` is which part of a long output the model sees; left out, it is the session's.
+    `stdin` says who answers `input()`, `getpass()` and debuggers: with true each question is an
+    `input_request` event, and waits for its answer; a text answers them line by line; with false
+    asking is an error at once.
     """
 
     tool: str = "repl"
@@ -189,6 +195,9 @@ class CallRequest(Value):
     truncation: Keep | None = None
     detach: bool = False
     env: dict[str, str] = Field(default_factory=dict)
+    stdin: StrictBool | Annotated[str, Field(max_length=MAX_STDIN_CHARS)] = Field(
+        default=False, repr=False
+    )
     on_disconnect: Literal["interrupt", "continue"] = "interrupt"
 
     @model_validator(mode="before")
@@ -198,6 +207,13 @@ class CallRequest(Value):
         if isinstance(data, Mapping) and data.get("timeout_s", ...) is None:
             return {**data, "timeout_s": "none"}
         return data
+
+    @field_validator("stdin")
+    @classmethod
+    def _stdin(cls, stdin: bool | str) -> bool | str:
+        if isinstance(stdin, str) and "\0" in stdin:
+            raise ValueError("stdin has a NUL in it")
+        return stdin
 
     @field_validator("env")
     @classmethod

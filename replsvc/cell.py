@@ -7,7 +7,6 @@ person's interrupt is only its first step unless forced.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +14,8 @@ from typing import Literal
 
 import trio
 
+from replsvc.talk import Ask, Clock, Talk
+from replsvc_kernels.background import background_nursery
 from replsvc_kernels.kernel import Cell, Kernel, KernelDied, ProtocolViolation
 from replsvc_kernels.messages import Exit, Output, Reply
 
@@ -64,6 +65,11 @@ class CellControl:
         if self._listening is not None:
             self._listening.cancel()
 
+    def move(self, deadline: float) -> None:
+        """Whoever listens does so until then instead."""
+        if self._listening is not None:
+            self._listening.deadline = deadline
+
     @contextmanager
     def listening(self, deadline: float) -> Iterator[None]:
         """Run the body until `deadline`, or until something is asked, also before this.
@@ -80,13 +86,17 @@ class CellControl:
 
 @dataclass(frozen=True, slots=True)
 class CellEnd:
-    """How a cell ended: by its reply, or by its kernel's exit or breach of the protocol."""
+    """How a cell ended: by its reply, or by its kernel's exit or breach of the protocol.
+
+    `execution_s` leaves out `wait_s`, in which it waited for answers.
+    """
 
     reply: Reply | None
     exit: Exit | None
     violation: str | None
     stopped: Stopped | None
     execution_s: float
+    wait_s: float = 0.0
 
     @property
     def state_lost(self) -> bool:
@@ -105,21 +115,29 @@ async def run_cell(
     control: CellControl,
     sink: Callable[[Output], Awaitable[None]],
     on_slow: Callable[[], None] = lambda: None,
+    ask: Ask | None = None,
 ) -> CellEnd:
     """Run `code` and hand each output to `sink`, in order; a slow sink slows this cell alone.
 
     Returns when the cell has ended, whatever ended it. Cancelling it leaves the code running:
     whoever cancels ends the kernel. The sink may be cancelled once it has taken an output.
-    `on_slow` is called when the cell still runs after `SLOW_S`.
+    `on_slow` is called when the cell still runs after `SLOW_S`. `ask` gets the answers to what the
+    code asks; without it asking is an error in the code.
     """
-    begun = trio.current_time()
+    clock = Clock(timeout_s, control.move)
     died: Exit | None = None
     violation: str | None = None
     reply: Reply | None = None
     try:
-        async with kernel.execute(code, cell=cell_id, env=env) as cell:
-            deadline = begun + timeout_s if timeout_s is not None else math.inf
-            await _to_its_end(kernel, cell, sink, control, deadline, grace_s, on_slow)
+        async with kernel.execute(code, cell=cell_id, env=env, stdin=ask is not None) as cell:
+            if ask is None:
+                await _to_its_end(kernel, cell, sink, control, clock, grace_s, on_slow)
+            else:
+                async with background_nursery() as nursery:
+                    talk = Talk(cell, ask, clock, sink, nursery)
+                    await _to_its_end(
+                        kernel, cell, talk.take, control, clock, grace_s, on_slow, talk.close
+                    )
             reply = cell.reply
     except KernelDied as error:
         died = error.exit
@@ -128,7 +146,8 @@ async def run_cell(
     stopped = control.stopped
     if reply is not None and reply.status == "ok" and stopped == "interrupted":
         stopped = None  # the code took the interrupt and ended as it wanted
-    return CellEnd(reply, died, violation, stopped, trio.current_time() - begun)
+    execution_s = trio.current_time() - clock.begun - clock.waited_s
+    return CellEnd(reply, died, violation, stopped, execution_s, clock.waited_s)
 
 
 async def _to_its_end(
@@ -136,11 +155,15 @@ async def _to_its_end(
     cell: Cell,
     sink: Callable[[Output], Awaitable[None]],
     control: CellControl,
-    deadline: float,
+    clock: Clock,
     grace_s: float,
     on_slow: Callable[[], None],
+    hush: Callable[[], object] = bool,
 ) -> None:
-    """Listen to the cell, and up the ladder when the clock or somebody says so."""
+    """Listen to the cell, and up the ladder when the clock or somebody says so.
+
+    `hush` is called ahead of the ladder: nobody is asked on it.
+    """
 
     async def ended_before(when: float) -> bool:
         with control.listening(when):
@@ -149,17 +172,18 @@ async def _to_its_end(
             return True
         return False
 
-    if await ended_before(min(deadline, trio.current_time() + SLOW_S)):
+    if await ended_before(min(clock.deadline, trio.current_time() + SLOW_S)):
         return
     on_slow()
     while not control.climb:
         if control.heard:
             await _interrupt(kernel, cell)
-        elif trio.current_time() >= deadline:
+        elif trio.current_time() >= clock.deadline:
             control.stopped = "timeout"
             break
-        if await ended_before(deadline):
+        if await ended_before(clock.deadline):
             return
+    hush()
     for step in (_interrupt, _terminate):
         if control.kill:
             break

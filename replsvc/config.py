@@ -27,6 +27,9 @@ class Limits(Section):
     timeout_s: float | None = Field(
         default=120.0, gt=0, description="one call, from the moment its cell starts"
     )
+    max_wait_s: float | None = Field(
+        default=3600.0, gt=0, description="all that one call waits for answers, its clock stopped"
+    )
     interrupt_grace_s: float = Field(
         default=2.0, ge=0, description="each step of the ladder: interrupt, terminate, kill"
     )

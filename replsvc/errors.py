@@ -96,6 +96,18 @@ class ConflictError(ReplsvcError):
     code, http_status, title = "id_conflict", 409, "Id is taken"
 
 
+class QuestionNotFoundError(NotFoundError):
+    """Raised by answers. Nobody has asked that, or it is long over."""
+
+    code, title = "question_not_found", "No such question"
+
+
+class AlreadyAnsweredError(ConflictError):
+    """Raised by answers that come second, or after whoever asked has gone on."""
+
+    code, title = "already_answered", "Question is over"
+
+
 class SessionClosedError(ReplsvcError):
     """Raised by uses of a session that was closed or failed. Open another."""
 

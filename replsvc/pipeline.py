@@ -39,6 +39,8 @@ from replsvc.errors import (
     StorageError,
 )
 from replsvc.extension.describe import BaseFacts
+from replsvc.inputs import asks_of
+from replsvc.interaction import Interaction
 from replsvc.kernel_slot import Started
 from replsvc.output import clip, mime_text, result_text, tokens_estimate
 from replsvc.recorder import Recorder
@@ -76,6 +78,10 @@ class Host(Protocol):
     @property
     def turns(self) -> Turns:
         """Who has the kernel."""
+
+    @property
+    def interaction(self) -> Interaction:
+        """What waits for somebody's answer."""
 
     async def facts(self) -> BaseFacts:
         """What the tool's description says of this session."""
@@ -188,6 +194,7 @@ async def _execute_repl(run: Run, host: Host) -> Outcome:
             control=run.control,
             sink=recorder.output,
             on_slow=run.log.announce,
+            ask=asks_of(run, host.interaction, host.limits, host.redactor),
         )
         # Before the next cell may change them.
         made = await host.artifacts.collect(run.id)
@@ -328,6 +335,7 @@ async def _call(run: Run, host: Host, outcome: Outcome) -> Call:
         duration_ms=round((now - begun) * 1e3, 3),
         times=Times(
             queue_s=round(max(0.0, begun - run.created), 6),
+            wait_s=round(end.wait_s, 6) if end is not None else 0.0,
             execution_s=round(end.execution_s, 6) if end is not None else 0.0,
         ),
         cost=Cost(

@@ -22,7 +22,7 @@ from replsvc.artifacts import Artifacts
 from replsvc.backends import Chosen
 from replsvc.call_log import CallLog
 from replsvc.call_table import CallTable
-from replsvc.calls import Call, CallRequest, Draft, Event, utc_now
+from replsvc.calls import Call, CallRequest, Draft, Event, Status, utc_now
 from replsvc.cell import CellEnd
 from replsvc.changes import Notices
 from replsvc.config import Limits
@@ -35,12 +35,15 @@ from replsvc.errors import (
 )
 from replsvc.extension.describe import BaseFacts, compose
 from replsvc.extension.resolve import ResolvedExtension
+from replsvc.interaction import Interaction
 from replsvc.kernel_slot import KernelPlan, KernelSlot, Started, exit_cause, text_of
 from replsvc.pipeline import run_call
 from replsvc.redaction import Redactor
 from replsvc.run import Run, Turns, fingerprint
 from replsvc.session_values import (
     ExtensionInfo,
+    InputAnswer,
+    InputInfo,
     InterruptResult,
     Mount,
     SessionInfo,
@@ -57,6 +60,8 @@ from replsvc_kernels.workspaces import Workspace
 
 # `interrupt` answers within a second, whatever the kernel does.
 INTERRUPT_ANSWER_S = 0.8
+IN_CELL: frozenset[Status] = frozenset(("running", "waiting"))
+"""A call with one of these has a cell that can be stopped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +115,7 @@ class Session:
             parts.id, parts.workspace, parts.notices, parts.files, parts.limits, self.redactor
         )
         self.turns = Turns()
+        self.interaction = Interaction(parts.id)
         self.fresh_each_call = parts.request.lifetime == "call"
         self.created_at = self.last_used_at = utc_now()
         self._state: State = "starting"
@@ -385,6 +391,27 @@ class Session:
         if run.followers == 0 and not run.ended:
             run.control.cancel()
 
+    # Answers
+
+    def inputs(self) -> tuple[InputInfo, ...]:
+        """What calls with `stdin=True` ask and wait for, in the order of asking."""
+        return tuple(question.value for question in self.interaction.pending("input"))
+
+    async def answer(self, input_id: str, text: str | None) -> None:
+        """Answer what a call asks: one line, without its end, or None for the end of input.
+
+        The first answer counts. It is not logged, and not kept. Raises `AlreadyAnsweredError` for
+        a question that is over, `QuestionNotFoundError`, and `InvalidInputError` for a text that is
+        no line or longer than 64 Ki characters.
+        """
+        try:
+            checked = InputAnswer(text=text)
+        except ValidationError as error:
+            # Without its cause, which has the text in it.
+            raise InvalidInputError(f"answer: {first_problem(error)}") from None
+        await trio.lowlevel.checkpoint()
+        self.interaction.answer("input", input_id, checked.text)
+
     # Control
 
     async def interrupt(self, *, force: bool = False) -> InterruptResult:
@@ -393,7 +420,7 @@ class Session:
         `force` goes on to terminate and kill when the code does not listen.
         """
         holder = self.turns.holder
-        if holder is None or holder.status != "running":
+        if holder is None or holder.status not in IN_CELL:
             return InterruptResult(delivered=False, still_running=holder is not None)
         holder.control.interrupt(force=force)
         with trio.move_on_after(INTERRUPT_ANSWER_S):
@@ -434,7 +461,7 @@ class Session:
         # Queued calls, and a kernel's own end, would start the next one too early.
         with self._slot.held():
             holder = self.turns.holder
-            if holder is not None and holder.status == "running":
+            if holder is not None and holder.status in IN_CELL:
                 holder.control.end("restarted")
                 await holder.wait_ended()
             await self._slot.empty()

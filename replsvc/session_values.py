@@ -156,6 +156,36 @@ class SessionInfo(Value):
     running: str | None = None
 
 
+class InputInfo(Value):
+    """What a call's code asks: `input()`, `getpass()` (`password`), or a debugger's prompt.
+
+    From `expires_at` on the code gets the end of input.
+    """
+
+    id: str
+    call_id: str
+    prompt: str
+    password: bool
+    asked_at: datetime
+    expires_at: datetime | None = None
+
+
+class InputAnswer(Value):
+    """A line, without its end; null is the end of input, as Ctrl-D at a terminal."""
+
+    text: str | None = Field(max_length=64 * 1024, repr=False)
+
+    @field_validator("text")
+    @classmethod
+    def _one_line(cls, text: str | None) -> str | None:
+        for what, shown in (("\n", "line ends"), ("\r", "line ends"), ("\0", "NUL")):
+            if text is not None and what in text:
+                raise ValueError(f"an answer is one line and has no {shown} in it")
+        if text is not None and any("\ud800" <= char <= "\udfff" for char in text):
+            raise ValueError("an answer has no lone surrogates in it")
+        return text
+
+
 class InterruptResult(Value):
     """Whether the interrupt reached a running cell, and whether one runs still."""
 

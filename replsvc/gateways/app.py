@@ -25,6 +25,7 @@ from replsvc.errors import (
 )
 from replsvc.gateways.calls import call_routes
 from replsvc.gateways.guard import Guard, log_fault
+from replsvc.gateways.inputs import input_routes
 from replsvc.gateways.problem import (
     BodyTimeoutError,
     BodyTooLargeError,
@@ -89,7 +90,11 @@ def _application(coordinator: Coordinator, stopping: trio.Event) -> FastAPI:
         InvalidInputError,
         ReplsvcError,
     )
-    for routes in (session_routes(coordinator), call_routes(coordinator)):
+    for routes in (
+        session_routes(coordinator),
+        call_routes(coordinator),
+        input_routes(coordinator),
+    ):
         app.include_router(routes, prefix="/v1", responses=common)
     app.include_router(_health_routes(coordinator, stopping))
     app.add_exception_handler(ReplsvcError, _on_error)

@@ -185,6 +185,8 @@ async def test_the_documentation_names_every_route_model_and_error(
         "/v1/sessions/{sid}/batches",
         "/v1/sessions/{sid}/calls/{cid}",
         "/v1/sessions/{sid}/events",
+        "/v1/sessions/{sid}/inputs",
+        "/v1/sessions/{sid}/inputs/{input_id}",
         "/v1/sessions/{sid}/artifacts/{artifact}",
     }
     models = schema["components"]["schemas"]
