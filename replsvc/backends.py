@@ -20,7 +20,7 @@ from replsvc.session_values import SessionRequest
 from replsvc_kernels.backends.base import Backend
 from replsvc_kernels.backends.forkserver import ForkServers
 from replsvc_kernels.backends.process import ProcessBackend
-from replsvc_kernels.kernel import LaunchError, LaunchTimeout
+from replsvc_kernels.kernel import GuestUntested, LaunchError, LaunchTimeout
 
 UNPROTECTED = (
     "To run code as your own user, unprotected, ask for it by name: --isolation none "
@@ -119,6 +119,11 @@ class Backends:
         except LaunchTimeout as error:
             raise StartupTimeoutError(
                 f"{error}.", hint="Look at what the environment does at start."
+            ) from error
+        except GuestUntested as error:
+            raise IsolationUnavailableError(
+                f"isolation {isolation!r} can't be given here: {error}.",
+                hint=f"{UNPROTECTED} Then ipykernel's own application runs, without setup code.",
             ) from error
         except LaunchError as error:
             raise IsolationUnavailableError(

@@ -24,15 +24,15 @@ import trio
 from replsvc.backends import UNPROTECTED, interpreter
 from replsvc.config import Config, Environment, MiB
 from replsvc.errors import BackendUnavailableError
-from replsvc.probe import EnvironmentFacts, probe
+from replsvc.probe import probe
 from replsvc.runtime_dir import PREFIX
+from replsvc_kernels.backends.support import support
 from replsvc_kernels.backends.surroundings import private_directory
 from replsvc_kernels.kernel import LaunchError
 from replsvc_kernels.sandbox import facts
 from replsvc_kernels.sandbox.workspace_image import SMALLEST, WorkspaceImages
 
 PYTHON_NEEDED = (3, 11)
-IPYKERNEL_NEEDED = (6, 29)
 # Less than this, and the log of a single call may not fit.
 SPACE_NEEDED_BYTES = 64 * MiB
 PR_GET_CHILD_SUBREAPER = 37
@@ -76,7 +76,10 @@ async def examine(config: Config) -> tuple[Finding, ...]:
         _subreaper(),
         _sockets(),
         _data(config.data),
-        *[await _environment(name, found) for name, found in environments.items()],
+        *[
+            await _environment(name, found, isolated=config.isolation != "none")
+            for name, found in environments.items()
+        ],
         *await _isolation(),
         await trio.to_thread.run_sync(_workspace_bound),
         Finding("docker", "unused", "this version runs sessions locally only", needed=False),
@@ -174,31 +177,28 @@ def _data(data: Path | None) -> Finding:
     return Finding("data", "ok", detail if existing == place else f"{detail}, made when needed")
 
 
-async def _environment(name: str, environment: Environment) -> Finding:
+async def _environment(name: str, environment: Environment, *, isolated: bool) -> Finding:
     subject, needed = f"environment {name}", name == "default"
     try:
         python = interpreter(environment)
         facts = await probe(python)
+        found = await support(python)
     except BackendUnavailableError as error:
         return Finding(subject, "missing", error.message, error.hint, needed)
-    version = _ipykernel(facts)
-    wanted = f"ipykernel>={'.'.join(map(str, IPYKERNEL_NEEDED))}"
-    install = f"Install it: {python} -m pip install '{wanted}'"
-    if version is None:
+    except LaunchError as error:
+        return Finding(subject, "missing", f"{error}", "Is it a working Python 3?", needed)
+    install = f"Install it: {python} -m pip install '{found.wanted}'"
+    if found.ipykernel is None:
         detail = f"Python {facts.version} at {python} has no ipykernel"
         return Finding(subject, "missing", detail, install, needed)
-    detail = f"Python {facts.version} at {python}, ipykernel {version}"
-    if _numbers(version) < IPYKERNEL_NEEDED:
-        return Finding(subject, "missing", f"{detail} is too old", install, needed)
+    detail = f"Python {facts.version} at {python}, ipykernel {found.ipykernel}"
+    if not found.tested:
+        stock = (
+            f"{detail}: sessions were tested with {found.wanted}, so ipykernel's own application "
+            "runs there, without isolation and without setup code"
+        )
+        return Finding(subject, "missing", stock, install, needed and isolated)
     return Finding(subject, "ok", detail)
-
-
-def _ipykernel(facts: EnvironmentFacts) -> str | None:
-    return next((version for name, version in facts.packages if name.lower() == "ipykernel"), None)
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
 
 
 def _workspace_bound() -> Finding:

@@ -78,6 +78,17 @@ def text_of(data: bytes) -> str:
     return data.decode("utf-8", "backslashreplace")
 
 
+def _check_guest(kernel: Kernel, plan: KernelPlan) -> None:
+    """Raise `BackendUnavailableError` for setup code that nobody in this kernel could run."""
+    if plan.setup and not kernel.info.has_guest:
+        raise BackendUnavailableError(
+            f"{plan.spec.python or 'the kernel'} runs ipykernel's own application, because of its "
+            f"version of ipykernel: setup code of {', '.join(code.name for code in plan.setup)} "
+            "can't run in it.",
+            hint="`replsvc doctor` says which versions it takes; or leave the extensions out.",
+        )
+
+
 async def set_up(kernel: Kernel, plan: KernelPlan, redactor: Redactor) -> tuple[SetupReport, ...]:
     """Run each extension's setup code, in order; raises `ExtensionSetupError` for the first
     failure.
@@ -209,6 +220,7 @@ class KernelSlot:
         self._failure = None
         try:
             async with self._plan.backend.open(self._plan.spec) as kernel:
+                _check_guest(kernel, self._plan)
                 reports = await set_up(kernel, self._plan, self._redactor)
                 self.generation += 1
                 self._current = Started(kernel, self.generation, reports)

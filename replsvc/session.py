@@ -119,6 +119,7 @@ class Session:
         self.fresh_each_call = parts.request.lifetime == "call"
         self.created_at = self.last_used_at = utc_now()
         self._state: State = "starting"
+        self._has_guest = True
         self._reports: dict[str, SetupReport] = {}
         self._calls = CallTable(parts.id, parts.log)
         self._slot = KernelSlot(
@@ -175,6 +176,7 @@ class Session:
 
     def _started(self, started: Started) -> None:
         self._reports = {report.name: report for report in started.reports}
+        self._has_guest = started.kernel.info.has_guest
         assert self._nursery is not None
         self._nursery.start_soon(self._background, started)
         # Setup code runs before capture: what it printed is in no result, but here.
@@ -515,6 +517,7 @@ class Session:
             state=self._state,
             backend=request.backend or "local",
             kernel=request.kernel,
+            guest=self._has_guest,
             isolation=self._parts.chosen.isolation,
             isolation_missing=self._parts.chosen.missing,
             workspace_bound=self._parts.workspace_bound,

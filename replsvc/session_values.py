@@ -140,6 +140,11 @@ class SessionInfo(Value):
     state: State
     backend: str
     kernel: str | None
+    guest: bool = Field(
+        default=True,
+        description="whether our guest runs in its kernel: without, there is no setup code and no "
+        "`env` for one call",
+    )
     isolation: str
     isolation_missing: tuple[str, ...] = ()
     workspace_bound: Literal["hard", "soft"] | None = None

@@ -48,6 +48,10 @@ class LaunchError(KernelError):
     """The kernel could not be started: a missing interpreter, kernelspec, or permission."""
 
 
+class GuestUntested(LaunchError):  # noqa: N818 - it says what the environment is
+    """The environment's ipykernel is none that our guest was tested with; the text says which."""
+
+
 class LaunchTimeout(KernelError):  # noqa: N818
     """The kernel was not ready in time; its process and directory are gone again."""
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+import untested
+
 
 def checks(done: subprocess.CompletedProcess[bytes]) -> dict[str, Any]:
     return {check["subject"]: check for check in json.loads(done.stdout)["checks"]}
@@ -44,6 +46,18 @@ def test_an_environment_without_ipykernel_says_how_to_install_it(replsvc, bare):
     assert (done.returncode, found["state"]) == (1, "missing")
     assert found["detail"].endswith(f"at {bare}/bin/python has no ipykernel")
     assert found["remedy"].startswith(f"Install it: {bare}/bin/python -m pip install 'ipykernel>=")
+
+
+def test_an_ipykernel_that_was_not_tested_is_said_with_what_runs_instead(replsvc, tmp_path):
+    python = untested.environment(tmp_path / "untested")
+    replsvc.env["REPLSVC_ENVIRONMENTS__DEFAULT__PYTHON"] = python
+    done = replsvc("doctor", "--json")
+    found = checks(done)["environment default"]
+    assert (done.returncode, found["state"], found["needed"]) == (1, "missing", True)
+    assert f"ipykernel {untested.VERSION}: sessions were tested with" in found["detail"]
+    assert found["remedy"] == f"Install it: {python} -m pip install 'ipykernel>=6.29,<8'"
+    replsvc.env["REPLSVC_ISOLATION"] = "none"
+    assert not checks(replsvc("doctor", "--json"))["environment default"]["needed"]
 
 
 def test_a_named_environment_that_is_broken_does_not_hide_that_others_run(replsvc):

@@ -21,6 +21,7 @@ import kernel_python
 from replsvc_kernels.backends.base import Backend
 from replsvc_kernels.backends.process import ProcessBackend
 from replsvc_kernels.backends.provisioner import ProvisionerBackend
+from replsvc_kernels.backends.stock import StockBackend
 from replsvc_kernels.kernel import Cell, Kernel, KernelDied, KernelError, LaunchSpec
 from replsvc_kernels.messages import (
     ClearOutput,
@@ -143,6 +144,7 @@ MAKERS: dict[str, Callable[[str], Backend]] = {
     "fake": lambda _: FakeBackend(script, setup=setup_script),
     "process": ProcessBackend,
     "provisioner": lambda directory: ProvisionerBackend("stock", directory),
+    "stock": StockBackend,
 }
 
 
@@ -173,7 +175,7 @@ def rig_of(*names: str) -> Any:
 
 rig = rig_of(*MAKERS, "forkserver")
 guest_rig = rig_of("fake", "process", "forkserver")
-bare_rig = rig_of("provisioner")
+bare_rig = rig_of("provisioner", "stock")
 rig_with_code = rig_of("process", "provisioner", "forkserver")
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import trio
 
+import untested
 from replsvc.calls import CallRequest
 from replsvc.config import Config, Environment
 from replsvc.coordinator import Coordinator
@@ -16,8 +18,10 @@ from replsvc.errors import (
     BackendUnavailableError,
     ConflictError,
     InvalidInputError,
+    IsolationUnavailableError,
     QueueFullError,
 )
+from replsvc.extension.contract import Extension
 from replsvc.session import Session
 
 
@@ -416,6 +420,26 @@ async def test_background_output_belongs_to_the_cell_that_started_it(session: Se
             return
 
 
+async def test_an_untested_ipykernel_runs_code_but_neither_isolated_nor_with_setup_code(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    python = Path(untested.environment(tmp_path_factory.mktemp("untested")))
+    environments = {"old": Environment(python=python)}
+    async with Coordinator(Config(isolation="none", environments=environments)) as coordinator:
+        async with coordinator.session(environment="old") as session:
+            assert (await session.run("6 * 7")).text == "=> 42"
+            assert not (await session.info()).guest
+        with pytest.raises(BackendUnavailableError, match="setup code of helper can't run"):
+            async with coordinator.session(
+                environment="old", extensions=[Extension(name="helper", code="x = 1")]
+            ):
+                pass
+    async with Coordinator(Config(isolation="best", environments=environments)) as coordinator:
+        with pytest.raises(IsolationUnavailableError, match=untested.VERSION):
+            async with coordinator.session(environment="old"):
+                pass
+
+
 async def test_an_environment_that_lacks_ipykernel_says_what_to_do(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
@@ -425,7 +449,7 @@ async def test_an_environment_that_lacks_ipykernel_says_what_to_do(
     )
     config = Config(isolation="none", environments={"bare": Environment(python=path)})
     async with Coordinator(config) as coordinator:
-        with pytest.raises(BackendUnavailableError, match="pip install ipykernel"):
+        with pytest.raises(BackendUnavailableError, match="pip install 'ipykernel>="):
             async with coordinator.session(environment="bare"):
                 pass
         with pytest.raises(BackendUnavailableError, match="bare, default"):

@@ -24,7 +24,7 @@ from replsvc_kernels.backends.forked import ForkedProcess, host_pid
 from replsvc_kernels.backends.keeper import Keeper
 from replsvc_kernels.backends.session_ids import FIRST_UID, SessionIds
 from replsvc_kernels.backends.surroundings import check_python, kernel_environment
-from replsvc_kernels.kernel import LaunchError, LaunchSpec, LaunchTimeout
+from replsvc_kernels.kernel import GuestUntested, LaunchError, LaunchSpec, LaunchTimeout
 from replsvc_kernels.messages import Exit
 from replsvc_kernels.sandbox.environment import read_only_paths
 from replsvc_kernels.sandbox.session_root import WORK
@@ -185,6 +185,8 @@ class ForkServer:
             raise LaunchTimeout(
                 f"the fork server was not ready after {self._spec.start_timeout_s:g} s"
             )
+        if ready.get("untested"):
+            raise GuestUntested(str(ready.get("error"))[:2_000])
         if not ready.get("ready"):
             raise LaunchError(
                 f"the fork server can't start: {ready.get('error', 'it ended without a word')}"

@@ -18,6 +18,7 @@ from replsvc_kernels._wire import WireKernel
 from replsvc_kernels.backends.base import Connection, Isolation, Process
 from replsvc_kernels.backends.surroundings import PORTS, last_line
 from replsvc_kernels.kernel import (
+    GuestUntested,
     Kernel,
     KernelDied,
     KernelInfo,
@@ -134,6 +135,8 @@ async def _hear(guest: socket.socket) -> dict[str, Any]:
 async def _explain(hello: dict[str, Any], process: Process, orphan: Pair) -> NoReturn:
     """Say why a guest is not ready, in its own words or in the last that it printed."""
     if isinstance(error := hello.get("error"), str):
+        if hello.get("untested"):
+            raise GuestUntested(error[:2_000])
         raise LaunchError(error[:2_000])
     died = await process.wait_exited()
     printed = b"".join(data for pipe in orphan.pipes for data in pipe.drain())

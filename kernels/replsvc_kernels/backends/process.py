@@ -1,9 +1,12 @@
-"""The guest as a plain process here, under a reaper that sweeps its tree. No isolation."""
+"""The guest as a plain process here, under a reaper that sweeps its tree. No isolation.
+
+Where it does not run, for the version of ipykernel, that one's own application does.
+"""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from pathlib import Path
 
 import trio
@@ -11,13 +14,14 @@ import trio
 from replsvc_kernels.backends.base import Backend
 from replsvc_kernels.backends.guest_kernel import GuestEnds, guest_kernel
 from replsvc_kernels.backends.reaped import ReaperProcess
+from replsvc_kernels.backends.stock import StockBackend
 from replsvc_kernels.backends.surroundings import (
     check_python,
     kernel_environment,
     private_directory,
 )
 from replsvc_kernels.background import background_nursery
-from replsvc_kernels.kernel import Kernel, LaunchSpec
+from replsvc_kernels.kernel import GuestUntested, Kernel, LaunchSpec
 
 GUEST = str(Path(__file__).parent.parent / "guest")
 
@@ -33,6 +37,16 @@ class ProcessBackend(Backend):
     @asynccontextmanager
     async def open(self, spec: LaunchSpec) -> AsyncIterator[Kernel]:
         """See `Backend.open`."""
+        async with AsyncExitStack() as stack:
+            try:
+                kernel = await stack.enter_async_context(self._guest(spec))
+            except GuestUntested:
+                stock = StockBackend(self._runtime_dir)
+                kernel = await stack.enter_async_context(stock.open(spec))
+            yield kernel
+
+    @asynccontextmanager
+    async def _guest(self, spec: LaunchSpec) -> AsyncIterator[Kernel]:
         deadline = trio.current_time() + spec.startup_timeout_s
         python = check_python(spec.python)
         with ExitStack() as stack:

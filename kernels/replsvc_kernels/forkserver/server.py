@@ -22,6 +22,7 @@ import sys
 import traceback
 from typing import Any
 
+from _replsvc_guest.versions import WANTED
 from _replsvc_sandbox import init, landlock, namespaces, seccomp, server_root
 
 from . import child
@@ -40,7 +41,8 @@ def main(fd: int) -> int:
     try:
         server = _Server(control, config, descriptors)
     except BaseException as error:  # noqa: BLE001 - whatever it is, the host must hear of it
-        control.say({"ready": False, "error": _one_line(error)})
+        untested = getattr(error, "untested", None)
+        control.say({"ready": False, "error": _one_line(error), "untested": untested})
         return 3
     return server.serve()
 
@@ -57,7 +59,7 @@ def _staging(own: str, needed: list[str]) -> str:
 
 
 def _one_line(error: BaseException) -> str:
-    if type(error) is RuntimeError:
+    if type(error) is RuntimeError or hasattr(error, "untested"):
         return str(error)[:2_000]
     text = "".join(traceback.format_exception_only(type(error), error))
     return " ".join(text.split())[:2_000]
@@ -80,7 +82,7 @@ class _Server:
         except ImportError as error:
             raise RuntimeError(
                 f"kernels need ipykernel, and it can't be imported ({error}). "
-                f"Install it: {sys.executable} -m pip install ipykernel"
+                f"Install it: {sys.executable} -m pip install '{WANTED}'"
             ) from error
         for name in config.get("preload", ()):
             try:

@@ -19,8 +19,9 @@ import sys
 import warnings
 from typing import Any
 
-from . import compat, interrupts, tracebacks
+from . import compat, interrupts, tracebacks, versions
 
+versions.check()
 compat.without_debugger()
 
 import ipykernel  # noqa: E402
@@ -134,7 +135,7 @@ class GuestApp(IPKernelApp):
         link.ready(
             python=sys.version.split()[0],
             implementation=sys.implementation.name,
-            ipykernel=ipykernel._version.__version__,
+            ipykernel=versions.installed(),
             ipython=IPython.__version__,
         )
 

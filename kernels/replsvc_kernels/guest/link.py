@@ -15,6 +15,8 @@ import socket
 import sys
 from typing import Any, NamedTuple
 
+from .versions import WANTED
+
 MAX_PACKET = 65536
 
 
@@ -53,15 +55,16 @@ class HostLink:
 
     def refuse(self, error: BaseException) -> None:
         """Tell the host in one line why there will be no kernel; it may be gone."""
-        line = f"{type(error).__name__}: {error}"
+        line = f"{type(error).__name__}: {error}" if not hasattr(error, "untested") else str(error)
         if isinstance(error, ImportError):
             line = (
                 f"The kernel needs ipykernel, and it can't be imported here ({error}). "
-                f"Install it: {sys.executable} -m pip install ipykernel"
+                f"Install it: {sys.executable} -m pip install '{WANTED}'"
             )
         text = " ".join(line.split())[:2000]
+        reason = {"error": text, "untested": getattr(error, "untested", None)}
         with contextlib.suppress(OSError):
-            self._socket.send(json.dumps({"ready": False, "error": text}).encode())
+            self._socket.send(json.dumps({"ready": False, **reason}).encode())
 
     def take(self, number: int) -> Pair:
         """The pair called `number`, waiting for it; earlier ones that nobody asked for are closed.

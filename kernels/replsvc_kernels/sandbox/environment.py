@@ -111,7 +111,8 @@ def _importable(path: str) -> list[str]:
         for entry in entries:
             stem, dot, suffix = entry.name.partition(".")
             if entry.is_dir():
-                if entry.name.endswith((".dist-info", ".egg-info")) or (
+                # the last: shared libraries that a wheel brought along
+                if entry.name.endswith((".dist-info", ".egg-info", ".libs")) or (
                     stem.isidentifier() and not dot and _has_modules(entry.path)
                 ):
                     chosen.append(entry.path)
