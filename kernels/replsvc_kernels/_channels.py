@@ -1,8 +1,7 @@
-"""The Jupyter wire protocol on trio: the only host-side file that imports zmq.
+"""The Jupyter wire protocol on trio, over our own end of its connections (`_zmtp`).
 
-One reader task a socket; whoever sends looks at the socket's state afterwards, because sending can
-swallow the edge that a reader waits for. What comes from a kernel is hostile: signatures, sizes,
-nesting and types are checked here, and everything after this file handles plain checked values.
+One reader task a channel. What comes from a kernel is hostile: signatures, sizes, nesting and types
+are checked here, and everything after this file handles plain checked values.
 Format: https://jupyter-client.readthedocs.io/en/stable/messaging.html#the-wire-protocol
 """
 
@@ -12,7 +11,7 @@ import hashlib
 import hmac
 import json
 import math
-import os
+import re
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,27 +20,21 @@ from types import TracebackType
 from typing import Any, Literal, NoReturn
 
 import trio
-import zmq
 
+from replsvc_kernels._zmtp import Peer, Unsent
 from replsvc_kernels.backends.base import Connection
 from replsvc_kernels.kernel import LaunchError, ProtocolViolation
 from replsvc_kernels.messages import Limits
 
 Channel = Literal["shell", "control", "iopub", "stdin"]
 DELIMITER = b"<IDS|MSG>"
-MAX_IN_A_ROW = 16
-MAX_SOCKETS = 65_536  # libzmq's default of 1023 is eight sockets a kernel away from 127 kernels
-
-_contexts: dict[int, zmq.Context[zmq.Socket[bytes]]] = {}
-
-
-def _shared_context() -> zmq.Context[zmq.Socket[bytes]]:
-    """One context a process; a forked child makes its own, the inherited one is unusable there."""
-    context = _contexts.get(os.getpid())
-    if context is None:
-        context = _contexts[os.getpid()] = zmq.Context()
-        context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
-    return context
+CHANNELS: tuple[Channel, ...] = ("shell", "control", "iopub", "stdin")
+# What is shown comes on iopub; on the others are requests and replies.
+MAX_SMALL_MESSAGE_BYTES = 8 * 1024 * 1024
+# From here on a message is decoded in a thread.
+LARGE_BYTES = 256 * 1024
+# A value of a few bytes takes ten times as many in our memory.
+MAX_JSON_VALUES = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +64,7 @@ def _finite(text: str) -> float:
     return number
 
 
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _decoder = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
 
 
@@ -87,6 +81,17 @@ def _too_deep(value: object, depth: int) -> bool:
         if not level:
             return False
     return True
+
+
+def _too_many(raw: bytes) -> bool:
+    """Whether JSON holds more values than are good for us; text in strings does not count."""
+    if _separators(raw) <= MAX_JSON_VALUES:
+        return False
+    return _separators(_STRING.sub(b"", raw)) > MAX_JSON_VALUES
+
+
+def _separators(raw: bytes) -> int:
+    return raw.count(b",") + raw.count(b"[") + raw.count(b"{")
 
 
 class Codec:
@@ -141,6 +146,8 @@ class Codec:
             raise ProtocolViolation(f"a message over {self._limits.max_message_bytes} bytes")
         if self._hmac is not None and not hmac.compare_digest(signature, self._sign(parts)):
             raise ProtocolViolation("a message with a wrong signature")
+        if any(_too_many(part) for part in parts):
+            raise ProtocolViolation(f"JSON of more than {MAX_JSON_VALUES} values")
         try:
             header, parent, metadata, content = (
                 _decoder.decode(part.decode("utf-8", "surrogatepass")) for part in parts
@@ -161,102 +168,36 @@ class Codec:
         return Message(type_, parent_id, content, metadata, size, id_)
 
 
-def _connected(kind: int, url: str, identity: bytes, limits: Limits) -> zmq.Socket[bytes]:
-    socket = _shared_context().socket(kind)
-    try:
-        socket.linger = 0
-        socket.setsockopt(zmq.IDENTITY, identity)
-        # Past the limit a message is refused by us, with a reason. Far past it libzmq breaks the
-        # connection, unread: that is what the monitors are for.
-        socket.setsockopt(zmq.MAXMSGSIZE, 2 * limits.max_message_bytes)
-        if kind == zmq.SUB:
-            socket.setsockopt(zmq.SUBSCRIBE, b"")
-            # What we have not read stays with the kernel that said it.
-            socket.setsockopt(zmq.RCVHWM, 200)
-        # A kernel that is still starting is asked often, one that is gone ever more seldom.
-        socket.setsockopt(zmq.RECONNECT_IVL, 20)
-        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 200)
-        socket.connect(url)
-    except zmq.ZMQError:
-        socket.close(0)
-        raise
-    return socket
-
-
-class _Socket:
-    """A zmq socket on trio. Its descriptor is edge-triggered: wait only when nothing is left."""
-
-    def __init__(self, socket: zmq.Socket[bytes]) -> None:
-        self._zmq = socket
-        self._fd: int = socket.fileno()
-        self._waiting: trio.CancelScope | None = None
-        self._in_a_row = 0
-
-    async def receive(self) -> list[bytes]:
-        # A kernel that floods us must not keep its reader from yielding.
-        self._in_a_row += 1
-        if self._in_a_row >= MAX_IN_A_ROW:
-            self._in_a_row = 0
-            await trio.lowlevel.checkpoint()
-        while True:
-            try:
-                return self._zmq.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                self._in_a_row = 0
-            with trio.CancelScope() as self._waiting:
-                await trio.lowlevel.wait_readable(self._fd)
-            self._waiting = None
-
-    def send(self, frames: list[bytes]) -> None:
-        self._zmq.send_multipart(frames, zmq.NOBLOCK)
-        # The send may have eaten the edge that announced a message: wake the reader to look.
-        if self._waiting is not None and int(self._zmq.get(zmq.EVENTS)) & zmq.POLLIN:
-            self._waiting.cancel()
-
-    def unwatch(self) -> None:
-        if not self._zmq.closed:
-            self._zmq.disable_monitor()
-
-    def close(self) -> None:
-        if not self._zmq.closed:
-            trio.lowlevel.notify_closing(self._fd)
-            self._zmq.close(0)
-
-
 class Channels:
     """A client's sockets to one kernel. `receive` yields checked messages; `request` sends one."""
 
     def __init__(self, connection: Connection, limits: Limits) -> None:
         self._codec = Codec(connection.key, limits)
         identity = uuid.uuid4().bytes.replace(b"\0", b"\1")
-        kinds: dict[Channel, int] = {
-            "shell": zmq.DEALER,
-            "control": zmq.DEALER,
-            "iopub": zmq.SUB,
-            # From the start: a kernel asks by our name, and what it asks a stranger is lost.
-            "stdin": zmq.DEALER,
-        }
-        self._sockets: dict[Channel, _Socket] = {}
-        self._monitors: list[_Socket] = []
+        self._peers: dict[Channel, Peer] = {}
         try:
-            for channel, kind in kinds.items():
-                socket = _connected(kind, connection.url(channel), identity, limits)
-                self._sockets[channel] = _Socket(socket)
-                self._monitors.append(_Socket(socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)))
-        except zmq.ZMQError as error:
+            # stdin from the start: a kernel asks by our name, and what it asks a stranger is lost.
+            for channel in CHANNELS:
+                large = channel == "iopub"
+                most = limits.max_message_bytes if large else MAX_SMALL_MESSAGE_BYTES
+                kind: Literal["DEALER", "SUB"] = "SUB" if large else "DEALER"
+                url = connection.url(channel)
+                self._peers[channel] = Peer(kind, url, identity, most)
+        except (OSError, ValueError) as error:
             self.close()
             raise LaunchError(f"no sockets to the kernel can be opened: {error}") from error
 
-    async def disconnected(self) -> None:
-        """Wait until a connection to the kernel breaks: it ended, or said what libzmq refused."""
+    async def run(self) -> None:
+        """Make the connections and keep them; returns when one breaks, as at a kernel's end."""
         async with trio.open_nursery() as nursery:
 
-            async def watch(monitor: _Socket) -> None:
-                await monitor.receive()
+            async def watch(peer: Peer) -> None:
+                await peer.lost.wait()
                 nursery.cancel_scope.cancel()
 
-            for monitor in self._monitors:
-                nursery.start_soon(watch, monitor)
+            for peer in self._peers.values():
+                nursery.start_soon(peer.run)
+                nursery.start_soon(watch, peer)
 
     def request(
         self,
@@ -268,8 +209,8 @@ class Channels:
         """Send a request; returns its message id, which its replies carry as their parent."""
         id_, frames = self._codec.encode(type_, content, metadata or {})
         try:
-            self._sockets[channel].send(frames)
-        except zmq.Again:
+            self._peers[channel].send(frames)
+        except Unsent:
             raise ProtocolViolation("a kernel that does not read its requests") from None
         return id_
 
@@ -278,23 +219,22 @@ class Channels:
         parent = {"msg_id": to.id, "msg_type": to.type}
         _, frames = self._codec.encode("input_reply", content, metadata, parent)
         try:
-            self._sockets["stdin"].send(frames)
-        except zmq.Again:
+            self._peers["stdin"].send(frames)
+        except Unsent:
             raise ProtocolViolation("a kernel that does not read its answers") from None
 
     async def receive(self, channel: Channel) -> Message:
         """The next message; one task a channel. Raises `ProtocolViolation`."""
-        return self._codec.decode(await self._sockets[channel].receive())
+        frames = await self._peers[channel].receive()
+        if sum(map(len, frames)) < LARGE_BYTES:
+            return self._codec.decode(frames)
+        # It takes its time, which is no other session's.
+        return await trio.to_thread.run_sync(self._codec.decode, frames)
 
     def close(self) -> None:
         """Close all sockets, now: nothing lingers."""
-        for socket in self._sockets.values():
-            # First: libzmq's own thread waits for ever to tell a monitor that nobody reads, and
-            # every other socket of this process with it.
-            socket.unwatch()
-            socket.close()
-        for monitor in self._monitors:
-            monitor.close()
+        for peer in self._peers.values():
+            peer.close()
 
     def __enter__(self) -> Channels:
         """Sockets are open from construction on."""

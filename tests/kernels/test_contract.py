@@ -430,7 +430,8 @@ async def test_an_interrupt_ends_a_question_and_says_so(rig: Rig) -> None:
             while not isinstance(asked, InputRequest):
                 asked = await anext(outputs)
             assert await kernel.interrupt()
-            rest = [output async for output in outputs]
+            # A kernel without our guest prints and asks over different sockets.
+            rest = [output async for output in outputs if not isinstance(output, Stream)]
             assert rest == [InputWithdrawn()]
             assert not await cell.answer(asked, "too late")
         assert cell.reply is not None
@@ -498,11 +499,11 @@ async def test_a_consumer_that_does_not_read_makes_the_writer_wait(guest_rig: Ri
     async with guest_rig.open() as kernel, kernel.execute(ENDLESS, cell="c") as cell:
         await cell.started.wait()
         outputs = aiter(cell)
-        await anext(outputs)
+        first = await anext(outputs)
         # Without a reader in between, this much is ahead at most; nothing more comes while we wait.
         await trio.testing.wait_all_tasks_blocked(0.3)
         await kernel.interrupt()
-        ahead = printed([output async for output in outputs])
+        ahead = printed([first, *[output async for output in outputs]])
         assert 0 < len(ahead) < 8 * 1024 * 1024
         assert set(ahead.splitlines()[:-1]) == {b"x" * 99}
         assert cell.reply is not None
