@@ -19,6 +19,7 @@ from replsvc.errors import (
 from replsvc.session_values import SessionRequest
 from replsvc_kernels.backends.base import Backend
 from replsvc_kernels.backends.forkserver import ForkServers
+from replsvc_kernels.backends.pool import PoolSize
 from replsvc_kernels.backends.process import ProcessBackend
 from replsvc_kernels.kernel import GuestUntested, LaunchError, LaunchTimeout
 
@@ -85,7 +86,10 @@ class Backends:
 
     def __init__(self, config: Config, runtime: Path, sessions: Path) -> None:
         self._config, self._runtime = config, runtime
-        self._servers = ForkServers(runtime, sessions, config.limits.startup_timeout_s)
+        pool = PoolSize(min(config.pool_min, config.pool_max), config.pool_max)
+        self._servers = ForkServers(
+            runtime, sessions, config.limits.startup_timeout_s, pool, config.max_sessions
+        )
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

@@ -139,6 +139,14 @@ class Config(Section):
         description="what an acknowledged event survives: any crash, or power loss",
     )
     max_sessions: int = Field(default=1_000, gt=0, description="open sessions")
+    pool_min: int = Field(
+        default=0, ge=0, description="kernels ready ahead, always; isolated, each environment"
+    )
+    pool_max: int = Field(
+        default=8,
+        ge=0,
+        description="kernels ready ahead while sessions are opened often; 0 makes none",
+    )
     extensions: tuple[str, ...] = Field(
         default=(), description="what sessions get, and may name over HTTP"
     )

@@ -157,9 +157,10 @@ class Coordinator:
     async def check(self) -> tuple[str, ...]:
         """Whether sessions can be isolated as configured; returns the layers that are missing.
 
-        Raises `IsolationUnavailableError`, `BackendUnavailableError`, `StartupTimeoutError`.
+        From then on kernels are made ahead for the usual session, as the settings say. Raises
+        `IsolationUnavailableError`, `BackendUnavailableError`, `StartupTimeoutError`.
         """
-        return (await self._backends.choose(SessionRequest())).missing
+        return await self._opener.expect()
 
     @asynccontextmanager
     async def session(

@@ -27,6 +27,7 @@ from replsvc.session import SessionParts
 from replsvc.session_values import Mount, SessionRequest, first_problem, lower_limits
 from replsvc.store.artifacts import ArtifactFiles
 from replsvc.store.log import EventLog
+from replsvc_kernels.backends.forkserver import ForkServerBackend
 from replsvc_kernels.kernel import HostMount, LaunchSpec, Resources
 from replsvc_kernels.workspaces import Workspaces
 
@@ -105,9 +106,7 @@ class Opener:
             python=python,
             env={**environment.env, **request.env},
             startup_timeout_s=limits.startup_timeout_s,
-            resources=Resources(
-                limits.memory_bytes, limits.processes, limits.open_files, limits.file_bytes
-            ),
+            resources=_resources(limits),
             mounts=tuple(
                 HostMount(str(workspace.source_of(one)), one.target, one.writable) for one in mounts
             ),
@@ -127,6 +126,16 @@ class Opener:
             session_id, request, TENANT, limits, chosen, resolved, plan, place, mounts,
             self._log, self._notices, self._files, facts,
         )  # fmt: skip
+
+    async def expect(self) -> tuple[str, ...]:
+        """Look at what sessions are isolated by, and have kernels ready for the usual one.
+
+        Returns the layers that are missing. Raises as `Backends.choose`.
+        """
+        chosen = await self._backends.choose(SessionRequest())
+        if isinstance(chosen.backend, ForkServerBackend):
+            chosen.backend.expect(LaunchSpec("", resources=_resources(self._config.limits)))
+        return chosen.missing
 
     def _limits(self, request: SessionRequest) -> Limits:
         try:
@@ -185,3 +194,7 @@ class Opener:
             isolation=chosen.isolation,
             packages=facts.packages,
         )
+
+
+def _resources(limits: Limits) -> Resources:
+    return Resources(limits.memory_bytes, limits.processes, limits.open_files, limits.file_bytes)

@@ -28,6 +28,7 @@ from replsvc_kernels.kernel import (
     KernelDied,
     KernelError,
     KernelInfo,
+    LaunchError,
     ProtocolViolation,
 )
 from replsvc_kernels.messages import Exit, Limits, Output, SetupCode, SetupReport, Stream
@@ -90,6 +91,8 @@ class WireKernel(Kernel):
         self._printed = bytearray() if printed is None else printed
         self._next: Pair | None = None
         self._violation: ProtocolViolation | None = None
+        self.unused = False
+        """Whether it waits for a session: see `adopt`."""
 
     # Running
 
@@ -243,6 +246,19 @@ class WireKernel(Kernel):
             # Short of descriptors now: the next cell tries again, and says so.
             with contextlib.suppress(OSError):
                 self._next = self._pump.hand_over()
+
+    def adopt(self, env: Mapping[str, str], cwd: str) -> None:
+        """Give a kernel that is `unused` to a session; it knows before it runs anything.
+
+        Raises `KernelDied`, `LaunchError` where there are no descriptors for its first cell.
+        """
+        self._raise_if_dead()
+        assert self._pump is not None
+        self.unused = False
+        try:
+            self._next = self._pump.hand_over({"adopt": {"env": dict(env), "cwd": cwd}})
+        except OSError as error:
+            raise LaunchError(f"no pipes for the kernel can be made: {error}") from error
 
     async def _send(
         self,

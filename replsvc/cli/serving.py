@@ -30,6 +30,8 @@ STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 ORDERLY = 0.8
 # What ending everything at once may take before the process ends without it.
 AT_ONCE_S = 1.0
+# A service can expect a session at any time; other coordinators make kernels ahead on demand only.
+SERVICE_POOL_MIN = 2
 
 
 def run_service(loaded: Loaded, ready_file: Path | None = None) -> int:
@@ -38,6 +40,8 @@ def run_service(loaded: Loaded, ready_file: Path | None = None) -> int:
     if loaded.origins["isolation"] == DEFAULT:
         # A service runs other people's code: that nothing protects it from is never a surprise.
         config = config.model_copy(update={"isolation": "required"})
+    if loaded.origins["pool_min"] == DEFAULT:
+        config = config.model_copy(update={"pool_min": SERVICE_POOL_MIN})
     log_to_stderr(logging.INFO)
     with ReadyFile(ready_file) as ready:
         return trio.run(_Service(config, ready).run)

@@ -14,6 +14,7 @@ import trio
 
 from replsvc_kernels.backends.base import Backend
 from replsvc_kernels.backends.forkserver import ForkServers
+from replsvc_kernels.backends.pool import NO_POOL, PoolSize
 from replsvc_kernels.kernel import Kernel, LaunchSpec
 
 
@@ -26,7 +27,7 @@ async def opened(backend: Backend, spec: LaunchSpec) -> AsyncIterator[Kernel]:
 
 
 @asynccontextmanager
-async def fork_servers() -> AsyncIterator[ForkServers]:
+async def fork_servers(pool: PoolSize = NO_POOL) -> AsyncIterator[ForkServers]:
     """Fork servers with a directory of their own, which they leave as they found it."""
     place = Path(tempfile.mkdtemp(prefix="replsvc-test-", dir="/var/tmp"))
     place.chmod(0o755)
@@ -34,8 +35,10 @@ async def fork_servers() -> AsyncIterator[ForkServers]:
         for name in ("runtime", "sessions"):
             (place / name).mkdir(mode=0o711)
         with trio.fail_after(120):
-            async with ForkServers(place / "runtime", place / "sessions").running() as servers:
+            made = ForkServers(place / "runtime", place / "sessions", pool=pool)
+            async with made.running() as servers:
                 yield servers
+        assert list((place / "sessions").glob(".*")) == []
     finally:
         shutil.rmtree(place)
 

@@ -61,10 +61,14 @@ class ServerSpec:
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """What a server could set up: Landlock's ABI (0: none), whether each session has an id."""
+    """What a server could set up: Landlock's ABI (0: none), whether each session has an id.
+
+    `binds` is whether a kernel can be given its workspace later.
+    """
 
     landlock: int
     own_ids: bool
+    binds: bool = False
 
 
 class ServerEnded(LaunchError):  # noqa: N818 - it says what happened
@@ -82,11 +86,15 @@ class ForkServer:
         self._forking: dict[int, trio.Event] = {}
         self._answers: dict[int, tuple[int, int] | str] = {}
         self._processes: dict[int, ForkedProcess] = {}
+        self._binding: dict[int, trio.Event] = {}
+        self._bound: dict[int, str] = {}
         self._keeper: Keeper | None = None
         self._wanted, self._changed = trio.Event(), trio.Event()
         self._room = trio.CapacityLimiter(AT_A_TIME)
         self._failure: LaunchError | LaunchTimeout | None = None
         self.pid: int | None = None
+        self.gone = trio.Event()
+        """Set when the present server has ended; the next one has another."""
 
     # The server's process
 
@@ -102,7 +110,8 @@ class ForkServer:
                     self._failure = error
                 finally:
                     self._control = self._keeper = self.pid = None
-                    for event in self._forking.values():
+                    self.gone.set()
+                    for event in (*self._forking.values(), *self._binding.values()):
                         event.set()
                     self._change()
 
@@ -137,7 +146,7 @@ class ForkServer:
                     await parent.wait()
                 raise
             keepers.start_soon(keeper.watch, above, parent)
-            self._control, self._keeper = control, keeper
+            self._control, self._keeper, self.gone = control, keeper, trio.Event()
             self._change()
             await self._hear(control)
 
@@ -191,7 +200,7 @@ class ForkServer:
             raise LaunchError(
                 f"the fork server can't start: {ready.get('error', 'it ended without a word')}"
             )
-        self._layers = Layers(int(ready["landlock"]), bool(ready["own_ids"]))
+        self._layers = Layers(int(ready["landlock"]), bool(ready["own_ids"]), bool(ready["binds"]))
         above, server = handles
         self.pid = host_pid(server)
         os.close(server)
@@ -206,6 +215,9 @@ class ForkServer:
                 self._answer(packet["forked"], (fds[0], fds[-1]))
             elif "refused" in packet:
                 self._answer(packet["refused"], str(packet.get("error")))
+            elif (waiting := self._binding.get(packet.get("bound", -1))) is not None:
+                self._bound[packet["bound"]] = str(packet.get("error", ""))
+                waiting.set()
             elif (process := self._processes.get(packet.get("exited", -1))) is not None:
                 process.report(Exit(packet.get("code"), packet.get("signal")))
 
@@ -228,6 +240,11 @@ class ForkServer:
         await self._running()
         return self._layers
 
+    @property
+    def binds(self) -> bool:
+        """Whether it is known that a kernel can be given its workspace later."""
+        return self._layers.binds
+
     async def _running(self) -> socket.socket:
         while self._control is None:
             self._failure = None
@@ -238,9 +255,10 @@ class ForkServer:
                 raise self._failure
         return self._control
 
-    async def fork(self, fds: Sequence[int]) -> ForkedProcess:
+    async def fork(self, fds: Sequence[int], *, unused: bool = False) -> ForkedProcess:
         """A new kernel's process, given what `forkserver.child` lists; whoever asks runs it.
 
+        One that is `unused` has no workspace until `bind`.
         Raises `LaunchError`, `ServerEnded`.
         """
         if len(fds) > MOST_DESCRIPTORS:
@@ -250,7 +268,7 @@ class ForkServer:
         event = trio.Event()
         try:
             async with self._room:
-                keeper = await self._ask({"fork": number}, fds)
+                keeper = await self._ask({"fork": number, "unused": unused}, fds)
                 self._forking[number] = event
                 # Cancelled or not: a kernel that we have heard of can be waited for when it is
                 # ended. It takes milliseconds, unless the server hangs.
@@ -275,7 +293,27 @@ class ForkServer:
         process = self._processes[number] = ForkedProcess(
             *answer, interrupt=lambda: self._interrupt(number), forget=forget
         )
+        process.number = number
         return process
+
+    async def bind(self, process: ForkedProcess, work: str | int) -> None:
+        """Give an unused kernel its workspace: a name below the sessions' directory, or a mount.
+
+        Raises `LaunchError`; then the kernel is good for nothing.
+        """
+        request: dict[str, Any] = {"bind": process.number}
+        fds = [work] if isinstance(work, int) else []
+        if isinstance(work, str):
+            request["work"] = work
+        event = self._binding[process.number] = trio.Event()
+        try:
+            await self._ask(request, fds)
+            await event.wait()
+        finally:
+            del self._binding[process.number]
+        error = self._bound.pop(process.number, "the fork server ended")
+        if error:
+            raise LaunchError(f"the kernel can't be given its workspace: {error}")
 
     async def _ask(self, request: Mapping[str, Any], fds: Sequence[int]) -> Keeper:
         """Send a request to the server, or to its successor; returns what holds it."""

@@ -39,6 +39,8 @@ class ForkedProcess(Process):
         self._pidfd, self._init = pidfd, init
         self._interrupt, self._forget = interrupt, forget
         self.pid = host_pid(pidfd)
+        self.number = 0
+        """What its server knows it by."""
         self._exit: Exit | None = None
         self._reported, self._exited, self._swept = trio.Event(), trio.Event(), trio.Event()
         self.explain: Callable[[Exit], Exit] = lambda exit_: exit_

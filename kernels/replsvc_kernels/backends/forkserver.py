@@ -18,11 +18,22 @@ from replsvc_kernels.backends.base import Backend, Isolation
 from replsvc_kernels.backends.fork_server import ForkServer, ServerEnded, ServerSpec
 from replsvc_kernels.backends.forked import ForkedProcess
 from replsvc_kernels.backends.guest_kernel import GuestEnds, guest_kernel
+from replsvc_kernels.backends.pool import (
+    NO_POOL,
+    Made,
+    Pool,
+    PoolSize,
+    Shape,
+    can_be_sent,
+    memory_is_left,
+    shape_of,
+)
 from replsvc_kernels.backends.session_ids import SessionIds
 from replsvc_kernels.backends.surroundings import kernel_environment
 from replsvc_kernels.background import background_nursery
 from replsvc_kernels.kernel import (
     Kernel,
+    KernelError,
     LaunchError,
     LaunchSpec,
     LaunchTimeout,
@@ -34,6 +45,8 @@ from replsvc_kernels.sandbox.session_root import RUN, WORK
 
 # Servers that may die while they fork the same kernel.
 ATTEMPTS = 3
+# What the directories of unused kernels begin with; no session's name begins so.
+SPARE = ".spare-"
 SHARED_MEMORY_BYTES = 256 * 1024 * 1024
 TMP_BYTES = 512 * 1024 * 1024
 
@@ -41,15 +54,28 @@ TMP_BYTES = 512 * 1024 * 1024
 class ForkServers:
     """All fork servers of a coordinator, and what their sessions share: ids, control groups."""
 
-    def __init__(self, runtime: Path, sessions: Path, start_timeout_s: float = 60.0) -> None:
-        """`runtime` is private and short-lived; `sessions` holds the sessions' directories."""
-        self._runtime, self.sessions, self._start_timeout_s = runtime, sessions, start_timeout_s
+    def __init__(
+        self,
+        runtime: Path,
+        sessions: Path,
+        start_timeout_s: float = 60.0,
+        pool: PoolSize = NO_POOL,
+        most_kernels: int = 1_000,
+    ) -> None:
+        """`runtime` is private and short-lived; `sessions` holds the sessions' directories.
+
+        `pool` is how many unused kernels each environment has; with them there are never more than
+        `most_kernels`.
+        """
+        self._runtime, self.sessions, self.start_timeout_s = runtime, sessions, start_timeout_s
+        self.pool, self._most_kernels = pool, most_kernels
         self._looked_for_cgroups = False
         self._looking = trio.Lock()
         self._ids = SessionIds()
         # An ordinary user's sessions with ids of their own could not write the user's files.
         self._our_id = SessionIds(only_ours="a writable mount is for your own user")
-        self._servers: dict[tuple[object, ...], ForkServer] = {}
+        self._backends: dict[tuple[object, ...], ForkServerBackend] = {}
+        self.kernels = 0
         self.numbers = count(1)
         self.cgroups: cgroups.CgroupRoot | None = None
         self.cgroups_missing: str | None = None
@@ -58,6 +84,8 @@ class ForkServers:
     async def running(self) -> AsyncIterator[ForkServers]:
         """Servers, and the groups of their sessions, live as long as the body."""
         try:
+            # Of one that was killed; no other has the same directory.
+            await trio.to_thread.run_sync(_remove_spares, self.sessions)
             async with background_nursery() as self._nursery:
                 yield self
         finally:
@@ -88,22 +116,30 @@ class ForkServers:
         """The backend of this environment; its server starts with the first kernel."""
         ids = self._our_id if writable_mounts and os.geteuid() != 0 else self._ids
         key = (python, preload, tuple(sorted((env or {}).items())), ids)
-        server = self._servers.get(key)
-        if server is None:
-            staging = self._runtime / f"root{len(self._servers)}"
+        backend = self._backends.get(key)
+        if backend is None:
+            staging = self._runtime / f"root{len(self._backends)}"
             staging.mkdir(mode=0o755)
             spec = ServerSpec(
                 python,
                 str(self.sessions),
                 str(staging),
                 ids,
-                self._start_timeout_s,
+                self.start_timeout_s,
                 preload,
                 env or {},
             )
-            server = self._servers[key] = ForkServer(spec)
-            self._nursery.start_soon(server.run)
-        return ForkServerBackend(server, self, ids)
+            backend = self._backends[key] = ForkServerBackend(python, ForkServer(spec), self, ids)
+            self._nursery.start_soon(backend.run)
+        return backend
+
+    def forget_one(self) -> None:
+        """One of `kernels` has ended."""
+        self.kernels -= 1
+
+    def has_room(self) -> bool:
+        """Whether a kernel more may be made that nobody has asked for."""
+        return self.kernels < self._most_kernels and memory_is_left()
 
     def hurry(self) -> None:
         """A kernel is about to be forked: let what it would wait for begin."""
@@ -119,8 +155,17 @@ class ForkServerBackend(Backend):
 
     name = "forkserver"
 
-    def __init__(self, server: ForkServer, servers: ForkServers, ids: SessionIds) -> None:
-        self._server, self._servers, self._ids = server, servers, ids
+    def __init__(
+        self, python: str, server: ForkServer, servers: ForkServers, ids: SessionIds
+    ) -> None:
+        self._python, self._server, self._servers, self._ids = python, server, servers, ids
+        self._pool = Pool(self._spare, servers.pool, servers.has_room)
+
+    async def run(self) -> None:
+        """Keep the server, and kernels that nobody has yet, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._server.run)
+            nursery.start_soon(self._pool.run)
 
     async def missing(self) -> tuple[str, ...]:
         """The layers that this machine does not give, each in a few words.
@@ -144,36 +189,119 @@ class ForkServerBackend(Backend):
     @asynccontextmanager
     async def open(self, spec: LaunchSpec) -> AsyncIterator[Kernel]:
         """See `Backend.open`."""
+        name = spec.name or Path(spec.workspace).parent.name
+        shape = shape_of(spec)
+        with self._pool.opening(shape) as opened:
+            while self._fits(spec) and (spare := self._pool.take(shape)) is not None:
+                async with self._pool.handed_over(spare) as made:
+                    if await self._adopt(made, spec, name):
+                        opened()
+                        yield made.kernel
+                        return
+            async with self._made(spec, name) as made:
+                opened()
+                yield made.kernel
+
+    def expect(self, spec: LaunchSpec) -> None:
+        """Have kernels ready for such a spec, as many as are to be there at least."""
+        self._pool.expect(shape_of(spec))
+
+    def _fits(self, spec: LaunchSpec) -> bool:
+        """Whether a kernel that is there already can become this one."""
+        return (
+            not spec.mounts
+            and self._server.binds
+            and self._ids.how != namespaces.SUBORDINATE
+            and can_be_sent(_environment(spec))
+        )
+
+    async def _adopt(self, made: Made, spec: LaunchSpec, name: str) -> bool:
+        """Bind an unused kernel to a session: its workspace, its variables.
+
+        False when it can't be done: the kernel or its server ended this moment, or a fork would
+        fail likewise and says why.
+        """
+        try:
+            with trio.fail_after(spec.startup_timeout_s), ExitStack() as stack:
+                mount = await trio.to_thread.run_sync(self._workspace, spec, made.user)
+                if mount is not None:
+                    stack.callback(os.close, mount)
+                await self._server.bind(made.process, f"{name}/work" if mount is None else mount)
+                made.kernel.adopt(_environment(spec), WORK)
+        except trio.TooSlowError:
+            raise LaunchTimeout(
+                f"the kernel was not ready after {spec.startup_timeout_s:g} s"
+            ) from None
+        except KernelError:
+            return False
+        return True
+
+    def _workspace(self, spec: LaunchSpec, user: int) -> int | None:
+        """Make the workspace its user's; its mount's descriptor, unless it has a name."""
+        if self._ids.how == namespaces.ROOT:
+            self._give(spec.workspace, user)
+        return None if spec.mount_workspace is None else _mount(spec.mount_workspace)
+
+    @asynccontextmanager
+    async def _spare(self, shape: Shape) -> AsyncIterator[Made]:
+        """An unused kernel, in a directory that no session's name can be that of."""
+        await self.missing()
+        if not self._server.binds or self._ids.how == namespaces.SUBORDINATE:
+            raise LaunchError("a kernel that is there can't be given a workspace here")
+        spec = shape.spec(self._python, WORK, self._servers.start_timeout_s)
+        directory = self._servers.sessions / f"{SPARE}{next(self._servers.numbers)}"
+        try:
+            directory.mkdir(mode=0o711)
+        except OSError as error:
+            raise LaunchError(f"no directory for a kernel can be made: {error}") from error
+        try:
+            async with self._made(spec, directory.name, unused=True) as made:
+                directory.rmdir()
+                yield made
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+
+    @asynccontextmanager
+    async def _made(
+        self, spec: LaunchSpec, name: str, *, unused: bool = False
+    ) -> AsyncIterator[Made]:
         deadline = trio.current_time() + spec.startup_timeout_s
         servers = self._servers
-        servers.hurry()
-        name = spec.name or Path(spec.workspace).parent.name
         run = servers.sessions / name / "run"
+        await servers.find_cgroups()
         with ExitStack() as stack:
             ids = await self._ids.find()
             user = ids.take()
             stack.callback(ids.give_back, user)
+            servers.kernels += 1
+            stack.callback(servers.forget_one)
             stack.callback(shutil.rmtree, run, ignore_errors=True)
-            # In a thread: a workspace that is used again may hold any number of files.
-            await trio.to_thread.run_sync(self._make_directories, run, spec.workspace, user)
+            # In a thread: a workspace that is used again may hold any number of files, and a
+            # group is made when nobody moves into one.
+            work = None if unused else spec.workspace
+            group = await trio.to_thread.run_sync(
+                self._make_place, run, work, user, name, spec.resources
+            )
+            if group is not None:
+                stack.callback(group.remove)
+            servers.hurry()
             # By descriptor: no path is too long for a unix socket that way.
             place = os.open(run, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             stack.callback(os.close, place)
-            await servers.find_cgroups()
-            group = self._group(name, spec.resources)
-            if group is not None:
-                stack.callback(group.remove)
             isolation: Isolation = "partial" if await self.missing() else "full"
-            request = self._request(spec, name, user)
+            request = self._request(spec, name, user, unused=unused)
             async with background_nursery() as nursery:
                 ends, process = await self._forked(request, place, spec, group, deadline)
+                gone = self._server.gone
                 stack.callback(ends.pump.close)
                 process.explain = lambda exit_: _explained(exit_, group)
                 nursery.start_soon(process.run)
-                async with guest_kernel(ends, process, nursery, spec, isolation, deadline) as k:
+                async with guest_kernel(
+                    ends, process, nursery, spec, isolation, deadline, unused=unused
+                ) as kernel:
                     # We are connected, for good. A session can't fill a directory that is gone.
                     shutil.rmtree(run, ignore_errors=True)
-                    yield k
+                    yield Made(kernel, process, user, gone)
 
     async def _forked(
         self,
@@ -187,7 +315,10 @@ class ForkServerBackend(Backend):
         with trio.move_on_at(deadline):
             for attempt in range(ATTEMPTS):
                 # Each time new ones: a kernel may have them whose server died before it said so.
-                ends = GuestEnds(f"/proc/self/fd/{place}/k", f"{RUN}/k", spec.limits.max_streams)
+                unused = bool(request["unused"])
+                ends = GuestEnds(
+                    f"/proc/self/fd/{place}/k", f"{RUN}/k", spec.limits.max_streams, unused=unused
+                )
                 with ExitStack() as undo, ends.theirs as theirs:
                     undo.callback(ends.pump.close)
                     joins = group.join_descriptors() if group is not None else []
@@ -203,7 +334,7 @@ class ForkServerBackend(Backend):
                         fds.append(_show(mount.source))
                         theirs.callback(os.close, fds[-1])
                     try:
-                        process = await self._server.fork(fds)
+                        process = await self._server.fork(fds, unused=unused)
                     except ServerEnded:
                         if attempt + 1 == ATTEMPTS:
                             raise
@@ -212,19 +343,28 @@ class ForkServerBackend(Backend):
                         return ends, process
         raise LaunchTimeout(f"the kernel was not forked after {spec.startup_timeout_s:g} s")
 
-    def _make_directories(self, run: Path, workspace: str, user: int) -> None:
+    def _make_place(
+        self, run: Path, work: str | None, user: int, name: str, resources: Resources
+    ) -> cgroups.Cgroup | None:
         try:
             shutil.rmtree(run, ignore_errors=True)
             run.mkdir(mode=0o700)
             if self._ids.how == namespaces.ROOT:
-                outside = self._ids.maps.outside(user)
-                os.chown(run, *outside)
-                _give(workspace, *outside)
+                os.chown(run, *self._ids.maps.outside(user))
             elif self._ids.how == namespaces.SUBORDINATE:
                 # Its files will be open to our group, which may be that of other users too.
                 run.parent.chmod(0o700)
         except OSError as error:
             raise LaunchError(f"the session's directories can't be made: {error}") from error
+        if work is not None and self._ids.how == namespaces.ROOT:
+            self._give(work, user)
+        return self._group(name, resources)
+
+    def _give(self, work: str, user: int) -> None:
+        try:
+            _give(work, *self._ids.maps.outside(user))
+        except OSError as error:
+            raise LaunchError(f"the session can't be given its workspace: {error}") from error
 
     def _group(self, name: str, resources: Resources) -> cgroups.Cgroup | None:
         root = self._servers.cgroups
@@ -236,7 +376,7 @@ class ForkServerBackend(Backend):
             cpu_weight=100,
         )
         try:
-            return root.create(f"{name[:60]}-{next(self._servers.numbers)}", limits)
+            return root.create(f"{name.lstrip('.')[:60]}-{next(self._servers.numbers)}", limits)
         except OSError as error:
             raise LaunchError(f"the session's control group can't be made: {error}") from error
 
@@ -247,13 +387,14 @@ class ForkServerBackend(Backend):
         root = self._servers.cgroups
         return root is not None and "pids" in root.controllers
 
-    def _request(self, spec: LaunchSpec, name: str, user: int) -> dict[str, Any]:
+    def _request(self, spec: LaunchSpec, name: str, user: int, *, unused: bool) -> dict[str, Any]:
         # What lies in there is memory, and where no control group counts it this is its only limit.
         half = (spec.resources.memory_bytes or 2 * TMP_BYTES) // 2
         return {
             "user": user,
             "shared": self._ids.how == namespaces.SUBORDINATE,
-            "work": None if spec.mount_workspace is not None else f"{name}/work",
+            "unused": unused,
+            "work": None if unused or spec.mount_workspace is not None else f"{name}/work",
             "run": f"{name}/run",
             "tmp_bytes": min(TMP_BYTES, half),
             "shared_memory_bytes": min(SHARED_MEMORY_BYTES, half),
@@ -263,13 +404,19 @@ class ForkServerBackend(Backend):
                 "file_size": spec.resources.file_bytes,
                 "processes": None if self._counts_processes() else spec.resources.processes,
             },
-            "env": {
-                **kernel_environment(spec, spec.python),
-                "HOME": WORK,
-                "TMPDIR": WORK,
-                **spec.env,
-            },
+            "env": _environment(spec),
         }
+
+
+def _remove_spares(sessions: Path) -> None:
+    for directory in sessions.glob(f"{SPARE}*"):
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _environment(spec: LaunchSpec) -> dict[str, str]:
+    """All variables of an isolated kernel."""
+    base = kernel_environment(spec, spec.python)
+    return {**base, "HOME": WORK, "TMPDIR": WORK, **spec.env}
 
 
 def _file(request: Mapping[str, Any]) -> int:

@@ -19,7 +19,6 @@ from replsvc_kernels.backends.base import Connection, Isolation, Process
 from replsvc_kernels.backends.surroundings import PORTS, last_line
 from replsvc_kernels.kernel import (
     GuestUntested,
-    Kernel,
     KernelDied,
     KernelInfo,
     LaunchError,
@@ -38,7 +37,9 @@ class GuestEnds:
     `LaunchError` when there are no descriptors left.
     """
 
-    def __init__(self, outside: str, inside: str, max_streams: int) -> None:
+    def __init__(
+        self, outside: str, inside: str, max_streams: int, *, unused: bool = False
+    ) -> None:
         key, nonce = secrets.token_hex(32), secrets.token_hex(8)
         self.connection = Connection("ipc", outside, PORTS, key.encode())
         self.nonce = nonce.encode()
@@ -50,6 +51,7 @@ class GuestEnds:
             "nonce": nonce,
             "hidden": HIDDEN,
             "pair": 0,
+            "unused": unused,
         }
         try:
             with ExitStack() as undo, ExitStack() as undo_theirs:
@@ -79,9 +81,12 @@ async def guest_kernel(
     spec: LaunchSpec,
     isolation: Isolation,
     deadline: float,
-) -> AsyncIterator[Kernel]:
+    *,
+    unused: bool = False,
+) -> AsyncIterator[WireKernel]:
     """Wait until the launched guest is ready; leaving ends its process and all that it started.
 
+    One that is `unused` is not asked for anything until its `adopt`, nor politely to end.
     Raises `LaunchTimeout` at `deadline`, and what prevented the start before.
     """
     kernel: WireKernel | None = None
@@ -105,7 +110,10 @@ async def guest_kernel(
                 kernel.orphan(ends.orphan)
                 await nursery.start(kernel.run)
                 await kernel.wait_welcome()
-                kernel.prefetch()
+                if unused:
+                    kernel.unused = True
+                else:
+                    kernel.prefetch()
             if kernel is None or startup.cancelled_caught:
                 raise LaunchTimeout(f"the kernel was not ready after {spec.startup_timeout_s:g} s")
             grace_s = spec.close_grace_s
@@ -113,7 +121,7 @@ async def guest_kernel(
         finally:
             with trio.CancelScope(shield=True):
                 if kernel is not None:
-                    await kernel.shutdown(grace_s)
+                    await kernel.shutdown(0 if kernel.unused else grace_s)
                 await process.kill()
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 
 import trio
@@ -39,7 +41,8 @@ class SessionIds:
         self.missing = only_ours
         self._found = bool(only_ours)
         self._finding = trio.Lock()
-        self._taken: set[int] = set()
+        self._fresh: Iterator[int] = iter(())
+        self._returned: deque[int] = deque()
 
     @property
     def how(self) -> str:
@@ -52,6 +55,7 @@ class SessionIds:
             async with self._finding:
                 if not self._found:
                     self.maps, self.missing = await trio.to_thread.run_sync(_found)
+                    self._fresh = iter(self.maps.sessions)
                     self._found = True
         return self
 
@@ -59,15 +63,17 @@ class SessionIds:
         """An id for a session. Raises `LaunchError` when all of a range are taken."""
         if self.how == namespaces.SINGLE:
             return namespaces.FIRST_SESSION_ID
-        user = next((user for user in self.maps.sessions if user not in self._taken), None)
-        if user is None:
-            raise LaunchError(f"all {len(self._taken)} ids for sessions are taken")
-        self._taken.add(user)
+        # No search: there may be a thousand.
+        if (user := next(self._fresh, None)) is None:
+            if not self._returned:
+                raise LaunchError(f"all {len(self.maps.sessions)} ids for sessions are taken")
+            user = self._returned.popleft()
         return user
 
     def give_back(self, user: int) -> None:
         """No process of that user is left."""
-        self._taken.discard(user)
+        if self.how != namespaces.SINGLE:
+            self._returned.append(user)
 
 
 def _found() -> tuple[namespaces.IdMaps, str]:

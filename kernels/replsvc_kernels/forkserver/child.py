@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
-import sys
-import tempfile
 from typing import Any
 
 from _replsvc_sandbox import (
@@ -38,6 +35,7 @@ def become_kernel(app: Any, root: Any, fds: list[int], single: bool) -> None:
     inherits, never has a session's variables in it. A step that fails is told to the host through
     the guest's socket.
     """
+    from _replsvc_guest.adopt import adopt_environment
     from _replsvc_guest.link import HostLink
 
     link = None
@@ -50,7 +48,7 @@ def become_kernel(app: Any, root: Any, fds: list[int], single: bool) -> None:
         os.dup2(fds[ERR], 2)
         link = HostLink(fds[GUEST])
         _isolate(root, request, single, joins, fds[ERR + 1 + len(joins) :], keep=fds[GUEST])
-        _adopt_environment(request["env"])
+        adopt_environment(request["env"])
         app.plumb(link)
     except BaseException as error:  # noqa: BLE001 - whatever it is, the host must hear of it
         if link is not None:
@@ -69,7 +67,7 @@ def _isolate(
     keep: int,
 ) -> None:
     user, work = request["user"], request["work"]
-    if work is None:
+    if work is None and not request["unused"]:
         work, *mounts = mounts
     namespaces.enter_session_namespaces("session")
     session_root.build(
@@ -98,14 +96,3 @@ def _isolate(
     landlock.restrict(server_root.WRITABLE, server_root.READABLE)
     close_fds.close_fds((0, 1, 2, keep))
     seccomp.apply()
-
-
-def _adopt_environment(env: dict[str, str]) -> None:
-    os.environ.clear()
-    os.environ.update(env)
-    # Chosen before the fork, and not this session's.
-    tempfile.tempdir = None
-    random.seed()
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed()

@@ -1,7 +1,10 @@
 """The fork server's process: prepares once, forks often, reports how each kernel ended.
 
 Packets from the host: the configuration first, then `{"fork": ID}` with descriptors (see `child`),
-and `{"interrupt": ID}` where a signal to a group can't be sent by descriptor. Packets to the host:
+and `{"interrupt": ID}` where a signal to a group can't be sent by descriptor. A kernel that was
+forked with `"unused": true` has no workspace until `{"bind": ID, "work": NAME}`, or without a name
+a mount's descriptor; `{"bound": ID}` says that it has, or with an `"error"` why not. Packets to the
+host:
 `{"ready": ...}` once, with the pidfds of the keeper and of the server;
 `{"forked": ID, "pid": N}` with the pidfds of the kernel and of its init;
 `{"exited": ID, "code": N | "signal": N}` and `{"swept": ID}`, when nothing of it is left.
@@ -23,7 +26,7 @@ import traceback
 from typing import Any
 
 from _replsvc_guest.versions import WANTED
-from _replsvc_sandbox import init, landlock, namespaces, seccomp, server_root
+from _replsvc_sandbox import init, landlock, namespaces, seccomp, server_root, session_root
 
 from . import child
 from .control import Control, close_all
@@ -71,7 +74,8 @@ class _Server:
         self._kernels: dict[int, int] = {}
         self._inits: dict[int, int] = {}
         self._pids: dict[int, tuple[int, int]] = {}
-        self._root: Any = None
+        self._unused: set[int] = set()
+        self._root: Any
         self._single = config.get("how") == namespaces.SINGLE
         self._enter(config, descriptors)
         # Set before libraries read them: a thread more, and no fork would be safe.
@@ -97,13 +101,18 @@ class _Server:
         namespaces.assert_one_thread()
         self._init = init.prepare()
         self._home = namespaces.open_own("pid")
+        self._mounts = namespaces.open_own("mnt")
         self._wakeup, wakeup = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         gc.collect()
         gc.freeze()
-        ready = {"landlock": landlock.supported(), "own_ids": not self._single}
+        ready = {
+            "landlock": landlock.supported(),
+            "own_ids": not self._single,
+            "binds": self._root.trees,
+        }
         handles = [os.pidfd_open(one) for one in (KEEPER, os.getpid())]
         control.say({"ready": True, **ready}, handles)
         close_all(handles)
@@ -161,11 +170,13 @@ class _Server:
                     return 0
                 packet, descriptors = heard
                 if "fork" in packet:
-                    self._fork(packet["fork"], descriptors)
+                    self._fork(packet["fork"], descriptors, bool(packet.get("unused")))
+                elif "bind" in packet:
+                    self._bind(packet["bind"], packet.get("work"), descriptors)
                 elif "interrupt" in packet:
                     self._interrupt(packet["interrupt"])
 
-    def _fork(self, number: int, descriptors: list[int]) -> None:
+    def _fork(self, number: int, descriptors: list[int], unused: bool) -> None:
         init_pid = 0
         try:
             namespaces.new_pid_namespace_for_children()
@@ -188,9 +199,37 @@ class _Server:
         self._kernels[pid] = number
         self._inits[init_pid] = number
         self._pids[number] = (pid, init_pid)
+        if unused:
+            self._unused.add(number)
         handles = [os.pidfd_open(one) for one in (pid, init_pid)]
         self._control.say({"forked": number, "pid": pid}, handles)
         close_all(handles)
+
+    def _bind(self, number: int, work: str | None, descriptors: list[int]) -> None:
+        """Mount a workspace for a kernel. Once, and first: nothing of anybody's runs in there."""
+        if number not in self._unused:
+            self._control.say({"bound": number, "error": "it has ended, or is in use"})
+            close_all(descriptors)
+            return
+        self._unused.discard(number)
+        try:
+            # Not reaped yet, so the pid is its own.
+            handle = os.pidfd_open(self._pids[number][0])
+            try:
+                session_root.put_work(
+                    self._root,
+                    descriptors[0] if work is None else work,
+                    lambda: namespaces.setns(handle, namespaces.NEWNS),
+                )
+            finally:
+                os.close(handle)
+                namespaces.setns(self._mounts, namespaces.NEWNS)
+        except OSError as error:
+            self._control.say({"bound": number, "error": _one_line(error)})
+        else:
+            self._control.say({"bound": number})
+        finally:
+            close_all(descriptors)
 
     def _come_home(self) -> None:
         namespaces.setns(self._home, namespaces.NEWPID)
@@ -221,6 +260,7 @@ class _Server:
                 self._control.say({"swept": number})
             if number is not None and not self._alive(number):
                 del self._pids[number]
+                self._unused.discard(number)
 
     def _alive(self, number: int) -> bool:
         pid, init_pid = self._pids[number]

@@ -34,6 +34,7 @@ from tornado.ioloop import IOLoop  # noqa: E402
 from traitlets.config import Config  # noqa: E402
 from zmq.eventloop.zmqstream import ZMQStream  # noqa: E402
 
+from .adopt import adopt  # noqa: E402
 from .asking import guard_debugger, interrupt_the_debugged  # noqa: E402
 from .capture import Capture  # noqa: E402
 from .forks import Forks  # noqa: E402
@@ -132,6 +133,8 @@ class GuestApp(IPKernelApp):
         self.control_thread.start()
         kernel.start()
         self._show_workspace(hello.get("hidden") or [])
+        if hello.get("unused"):
+            link.adopt = self._adopt
         link.ready(
             python=sys.version.split()[0],
             implementation=sys.implementation.name,
@@ -198,10 +201,15 @@ class GuestApp(IPKernelApp):
             logger.setLevel(logging.ERROR)
 
     @staticmethod
+    def _adopt(session: dict[str, Any]) -> None:
+        """With its first pipes an unused kernel is told whose it is."""
+        adopt(session)
+        _default_backend()
+
+    @staticmethod
     def _show_workspace(hidden: list[str]) -> None:
         """Only now may imports find files of the workspace."""
-        if not os.environ.get("MPLBACKEND"):
-            os.environ["MPLBACKEND"] = BACKEND
+        _default_backend()
         hide(hidden)
         sys.path.insert(0, "")
 
@@ -217,6 +225,11 @@ class GuestApp(IPKernelApp):
             return stock(coro, **options)
 
         asyncio.create_task = asyncio.tasks.create_task = create_task
+
+
+def _default_backend() -> None:
+    if not os.environ.get("MPLBACKEND"):
+        os.environ["MPLBACKEND"] = BACKEND
 
 
 def _config() -> Any:

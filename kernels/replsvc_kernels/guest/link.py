@@ -13,7 +13,7 @@ import os
 import select
 import socket
 import sys
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 from .versions import WANTED
 
@@ -36,6 +36,7 @@ class HostLink:
     """The guest's end of the host's socket, for the main thread; only `watch` serves another."""
 
     def __init__(self, fd: int) -> None:
+        self.adopt: Callable[[dict[str, Any]], None] = _refuse
         self._socket = socket.socket(fileno=fd)
         self._socket.set_inheritable(False)
         self._socket.setblocking(True)
@@ -123,8 +124,14 @@ class HostLink:
         if not data:
             os._exit(1)  # the host is gone, and with it whoever would want anything from us
         message = json.loads(data)
+        if (session := message.get("adopt")) is not None:
+            self.adopt(session)
         if len(descriptors) != 2:
             for fd in descriptors:
                 os.close(fd)
             return message, None
         return message, Pair(int(message.get("pair", 0)), descriptors[0], descriptors[1])
+
+
+def _refuse(_session: dict[str, Any]) -> None:
+    raise RuntimeError("this kernel belongs to a session already")

@@ -31,50 +31,65 @@ ROUNDS = 12
 class _Nowhere:
     """Stands for sockets, pipes and the host: takes everything, and has nothing."""
 
-    def __getattr__(self, name: str) -> Any:
-        return _nothing
+    def __getattr__(self, _name: str) -> Any:
+        return self
+
+    def __call__(self, *_args: Any, **_options: Any) -> Any:
+        return self
+
+    def __bool__(self) -> bool:
+        return False
 
 
-def _nothing(*_args: Any, **_options: Any) -> None:
-    return None
+class _Complaints(logging.Handler):
+    """Keeps what the kernel would have logged, and says it to nobody."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(self.format(record))
 
 
-def warm(app: Any) -> None:
+def warm(app: Any) -> list[str]:
     """Run cells from their messages to their replies, into nowhere; the kernel is as before.
 
-    For a process of one thread before `plumb`. What fails here leaves a kernel that is slower once.
+    For a process of one thread before `plumb`. Returns what went wrong on the way, and left a
+    kernel that is slower once: a test looks at it.
     """
     kernel, session, shell = app.kernel, app.session, app.kernel.shell
-    nowhere = _Nowhere()
+    nowhere, complaints = _Nowhere(), _Complaints()
     names, files = dict(shell.user_ns), set(linecache.cache)
     session.key = b"warm"
-    kernel.capture = kernel.link = nowhere
+    kernel.capture = kernel.link = kernel.streams = kernel.iopub_socket = nowhere
     speakers = (shell.displayhook, shell.display_pub)
-    kernel.iopub_socket = nowhere
     for speaker in speakers:
         speaker.session, speaker.pub_socket = session, nowhere
+    handlers, app.log.handlers[:] = list(app.log.handlers), [complaints]
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
-    quiet = logging.getLogger("asyncio")
-    disabled, quiet.disabled = quiet.disabled, True
     try:
         IOLoop.current()
         compat.adopt_loop(kernel)
-        with contextlib.suppress(Exception), contextlib.redirect_stdout(io.StringIO()):
+        with contextlib.redirect_stdout(io.StringIO()):
             loop.run_until_complete(_cells(kernel, session))
+    except Exception as error:  # noqa: BLE001 - it is no reason to have no kernels
+        complaints.lines.append(repr(error))
     finally:
         loop.close()
         asyncio.set_event_loop(None)
         IOLoop.clear_current()
-        quiet.disabled = disabled
+        app.log.handlers[:] = handlers
         session.key = b""
         session.digest_history.clear()
-        kernel.capture = kernel.link = kernel.iopub_socket = None
+        kernel.capture = kernel.link = kernel.streams = kernel.iopub_socket = None
         for speaker in speakers:
             speaker.session = speaker.pub_socket = None
         for name in set(linecache.cache) - files:
             del linecache.cache[name]
         _forget(shell, names)
+    return complaints.lines
 
 
 def _forget(shell: Any, names: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from . import belongings, mounts
@@ -36,12 +36,13 @@ class SessionRoot:
     """What a session's part is made of; sizes in bytes.
 
     `work` and `run`, the directory of the sockets, are names below the sessions' directory or
-    descriptors of detached mounts. `user` is the session's id inside; with `shared` both become
-    that user's, as `belongings` says, else they are already.
+    descriptors of detached mounts; without a `work` there is an empty directory that nobody can
+    write to, until `put_work`. `user` is the session's id inside; with `shared` both become that
+    user's, as `belongings` says, else they are already.
     """
 
     user: int
-    work: str | int
+    work: str | int | None
     run: str | int
     tmp_bytes: int
     tmp_files: int = 65_536
@@ -59,7 +60,7 @@ def build(server: ServerRoot, session: SessionRoot) -> None:
     """
     with contextlib.ExitStack() as stack:
         # Taken while they can be seen: what is mounted next lies over all of them.
-        work = _Source.take(stack, server, session.work)
+        work = None if session.work is None else _Source.take(stack, server, session.work)
         run = _Source.take(stack, server, session.run)
         links = [(p, os.readlink(p)) for p in server.carried if os.path.islink(p)]
         carried = [
@@ -72,7 +73,8 @@ def build(server: ServerRoot, session: SessionRoot) -> None:
         for path in (WORK, RUN, TMP, _PROC, f"{SESSION}/etc"):
             os.mkdir(path, 0o755)
         _mount_proc(server)
-        work.put(WORK, SAFE)
+        if work is not None:
+            work.put(WORK, SAFE)
         run.put(RUN, SAFE | NO_EXEC)
         if session.shared:
             # Before anything of the machine's is shown in there.
@@ -96,6 +98,18 @@ def build(server: ServerRoot, session: SessionRoot) -> None:
         shown.put(target, SAFE if one.writable else READ_ONLY | SAFE)
     _name_users(session.user)
     mounts.make_read_only(SESSION, SAFE | NO_EXEC)
+
+
+def put_work(server: ServerRoot, work: str | int, enter: Callable[[], None]) -> None:
+    """Mount a workspace, as `SessionRoot.work`, for a session that was built without one.
+
+    For the server itself: `enter` takes it into the session's mount namespace. Only where
+    `server.trees`, and before the session has run anything. Raises `OSError`.
+    """
+    with contextlib.ExitStack() as stack:
+        source = _Source.take(stack, server, work)
+        enter()
+        source.put(WORK, SAFE)
 
 
 class _Source:
