@@ -119,6 +119,7 @@ PROBES: dict[str, Callable[[], str | None]] = {
     "pidns": lambda: _succeeds(sys.executable, "-c", NEW_PID_NAMESPACE),
     "root": _root,
     "seccomp": _seccomp,
+    "setpriv": lambda: _command("setpriv"),
     "userns": lambda: _succeeds(sys.executable, "-c", NEW_USER_NAMESPACE),
 }
 

@@ -357,3 +357,22 @@ def test_an_ordinary_user_gets_isolation_and_hears_what_is_missing(home: Path) -
     assert "a user id for each session" in found["required"]
     assert found["left"] == []
     assert list(home.glob("replsvc-*")) == []
+
+
+@pytest.mark.needs("root", "setpriv")
+def test_root_who_may_not_mount_as_in_a_container_isolates_all_the_same(tmp_path: Path) -> None:
+    here = Path(__file__).parent
+    command = ["setpriv", "--bounding-set=-sys_admin", sys.executable, "-c", UNPRIVILEGED, here]
+    env = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
+    env["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["uid"] == 0
+    assert found["proof"]["uid outside"] > 1_000_000
+    assert not any("user id" in layer for layer in found["missing"])
+    assert found["value"] == found["still"] == "=> 42"
+    for who in ("neighbour", "host"):
+        assert (found[who]["signal"], found[who]["environ"]) == ("ESRCH", "ENOENT")
+    assert (found["init"]["environ"], found["read"]) == ("ENOENT", "ENOENT")
+    assert found["left"] == []

@@ -123,16 +123,19 @@ class _Server:
         namespaces.assert_one_thread()
         paths, sessions = config["paths"], config["sessions"]
         staging = _staging(config["staging"], [*paths, sessions])
+        mounting = how == namespaces.ROOT and namespaces.may_mount()
         if how == namespaces.ROOT:
+            maps = namespaces.maps_for_root(config["first_uid"], stays=not mounting)
+        elif how == namespaces.SUBORDINATE:
+            maps = namespaces.maps_from_subordinate_ids()
+        else:
+            maps = namespaces.maps_for_one_id()
+        if mounting:
             namespaces.unshare(namespaces.NEWNS)
             self._root = server_root.build(staging, paths, sessions)
-            namespaces.enter_user_namespace(namespaces.maps_for_root(config["first_uid"]))
+            namespaces.enter_user_namespace(maps)
         else:
-            namespaces.enter_user_namespace(
-                namespaces.maps_from_subordinate_ids()
-                if how == namespaces.SUBORDINATE
-                else namespaces.maps_for_one_id()
-            )
+            namespaces.enter_user_namespace(maps)
             namespaces.unshare(namespaces.NEWNS)
             self._root = server_root.build(staging, paths, sessions)
         namespaces.new_pid_namespace_for_children()

@@ -16,15 +16,16 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 
 from . import (
     _libc,
     cgroups,
     mounts,
     namespaces,
+    remedies,
     server_root,
     session_root,
-    workspace_image,
 )
 
 
@@ -38,29 +39,13 @@ class Layer:
     remedy: str = ""
 
 
-class Missing(Exception):  # noqa: N818 - said as in: the layer is missing
-    """A layer is not there: why, and what to do."""
-
-    def __init__(self, why: str, remedy: str) -> None:
-        super().__init__(why)
-        self.why = why
-        self.remedy = remedy
-
-
 NAMES = (
     "user_namespace", "user_ids", "namespaces", "network", "read_only_root", "private_root",
-    "workspace_size", "cgroup_memory", "cgroup_cpu", "cgroup_pids", "seccomp", "landlock",
+    "cgroup_memory", "cgroup_cpu", "cgroup_pids", "seccomp", "landlock",
 )  # fmt: skip
 
 # The ids that are tried as root; nobody is asked whether they are free, and nothing is left of it.
 _TRIED_ID = 2_000_000_000
-
-_ON_MACOS = "use the Docker backend: a session needs a Linux kernel"
-_IN_CONTAINER = (
-    "in a container: use the Docker backend from outside of it, or start it with "
-    "--security-opt seccomp=unconfined --security-opt apparmor=unconfined "
-    "--security-opt systempaths=unconfined"
-)
 
 
 def probe(python: str = sys.executable, timeout_s: float = 60.0) -> tuple[Layer, ...]:
@@ -70,7 +55,8 @@ def probe(python: str = sys.executable, timeout_s: float = 60.0) -> tuple[Layer,
     """
     if sys.platform != "linux":
         why = f"{sys.platform} has none"
-        return tuple(Layer(name, False, why, _ON_MACOS) for name in NAMES)
+        remedy = remedies.no_linux(remedies.read())
+        return tuple(Layer(name, False, why, remedy) for name in NAMES)
     # By path, and under a name of its own: whoever imported us may have found us anywhere.
     start = "import sys; sys.path.append(sys.argv[1]); import sandbox.facts; sandbox.facts.main()"
     directory = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -89,34 +75,20 @@ def main() -> None:
 def probe_here() -> tuple[Layer, ...]:
     """`probe` without a process in between; ours has one thread. Raises `RuntimeError`."""
     namespaces.assert_one_thread()
-    maps, ids = _ids()
+    machine = remedies.read()
+    remedy = partial(remedies.no_namespace, machine)
+    maps, ids = _ids(machine)
     return (
-        _tried("user_namespace", lambda: _enter(namespaces.maps_for_one_id()), _why_no_namespace),
+        _tried("user_namespace", lambda: _enter(namespaces.maps_for_one_id()), remedy),
         ids,
-        _tried("namespaces", lambda: _namespaces(maps), _why_no_namespace),
-        _tried("network", lambda: _network(maps), _why_no_namespace),
-        _tried("read_only_root", lambda: _read_only_root(maps), _why_no_namespace),
-        _tried("private_root", lambda: _private_root(maps), _why_no_root),
-        _workspace_size(),
-        *_cgroups(),
+        _tried("namespaces", lambda: _namespaces(maps), remedy),
+        _tried("network", lambda: _network(maps), remedy),
+        _tried("read_only_root", lambda: _read_only_root(maps), remedy),
+        _tried("private_root", lambda: _private_root(maps), partial(remedies.no_root, machine)),
+        *_cgroups(machine),
         _seccomp(),
         _landlock(),
     )
-
-
-def surroundings() -> str:
-    """Where this runs: `macos`, `wsl1`, `wsl2`, `docker`, `podman`, `container` or `linux`."""
-    if sys.platform == "darwin":
-        return "macos"
-    version = _text("/proc/version").lower()
-    if "microsoft" in version:
-        return "wsl2" if "wsl2" in version else "wsl1"
-    if os.path.exists("/.dockerenv"):
-        return "docker"
-    if os.path.exists("/run/.containerenv"):
-        return "podman"
-    said = _text("/proc/1/environ") + _text("/run/systemd/container")
-    return "container" if "container=" in said or _text("/run/systemd/container") else "linux"
 
 
 # Trying
@@ -129,8 +101,6 @@ def _tried(name: str, action: Callable[[], str], remedy: Callable[[OSError], str
     if pid == 0:
         try:
             answer = [True, action(), ""]
-        except Missing as missing:
-            answer = [False, missing.why, missing.remedy]
         except OSError as error:
             answer = [False, error.strerror or str(error), remedy(error)]
         except BaseException as error:  # noqa: BLE001 - a child of ours always answers
@@ -154,32 +124,28 @@ def _enter(maps: namespaces.IdMaps) -> str:
 
 def _best_maps() -> tuple[namespaces.IdMaps, str]:
     if os.geteuid() == 0:
-        return namespaces.maps_for_root(_TRIED_ID), ""
+        return namespaces.maps_for_root(_TRIED_ID, stays=not namespaces.may_mount()), ""
     try:
         return namespaces.maps_from_subordinate_ids(), ""
     except LookupError as error:
         return namespaces.maps_for_one_id(), str(error)
 
 
-def _ids() -> tuple[namespaces.IdMaps, Layer]:
+def _ids(machine: remedies.Machine) -> tuple[namespaces.IdMaps, Layer]:
     """Which maps work here, and whether each session can have an id of its own."""
-    remedy = (
-        "install newuidmap (package uidmap or shadow-utils), and give your user a range: "
-        "usermod --add-subuids 100000-165535 --add-subgids 100000-165535 USER"
-    )
     maps, why = _best_maps()
     if not why:
         count = len(maps.sessions)
         said = (
             f"{count} ids, as {'root' if maps.how == namespaces.ROOT else 'newuidmap gives them'}"
         )
-        layer = _tried("user_ids", lambda: _enter(maps) and said, lambda _: remedy)
+        layer = _tried("user_ids", lambda: _enter(maps) and said, lambda _: "")
         if layer.available:
             return maps, layer
         why = layer.why
-    return namespaces.maps_for_one_id(), Layer(
-        "user_ids", False, f"{why}; all sessions run as one user, kept apart by namespaces", remedy
-    )
+    said = f"{why}; all sessions run as one user, kept apart by namespaces"
+    remedy = remedies.no_ids(machine, why)
+    return namespaces.maps_for_one_id(), Layer("user_ids", False, said, remedy)
 
 
 def _namespaces(maps: namespaces.IdMaps) -> str:
@@ -221,7 +187,7 @@ def _private_root(maps: namespaces.IdMaps) -> str:
 
 
 def _built(maps: namespaces.IdMaps, directory: str) -> str:
-    as_root = maps.how == namespaces.ROOT
+    as_root = maps.how == namespaces.ROOT and namespaces.may_mount()
     if not as_root:
         namespaces.enter_user_namespace(maps)
     namespaces.unshare(namespaces.NEWNS)
@@ -243,65 +209,13 @@ def _built(maps: namespaces.IdMaps, directory: str) -> str:
     return inner.why
 
 
-# Why not
-
-
-def _why_no_namespace(error: OSError) -> str:
-    if surroundings() in ("docker", "podman", "container"):
-        return _IN_CONTAINER
-    if surroundings() == "wsl1":
-        return "upgrade to WSL 2: wsl --set-version DISTRIBUTION 2"
-    switches = (
-        ("/proc/sys/kernel/apparmor_restrict_unprivileged_userns", "1",
-         "Ubuntu lets AppArmor forbid it: sysctl kernel.apparmor_restrict_unprivileged_userns=0, "
-         "or a profile for this Python with the rule `userns,`"),
-        ("/proc/sys/kernel/unprivileged_userns_clone", "0",
-         "sysctl kernel.unprivileged_userns_clone=1"),
-        ("/proc/sys/user/max_user_namespaces", "0", "sysctl user.max_user_namespaces=10000"),
-    )  # fmt: skip
-    for path, value, remedy in switches:
-        if _text(path).strip() == value:
-            return remedy
-    if error.errno in (errno.ENOSPC, errno.EUSERS):
-        return "raise what sysctl -a says for user.max_*_namespaces"
-    if error.errno == errno.EINVAL:
-        return "use a kernel that is built with namespaces"
-    return "ask whoever runs this machine which policy (seccomp, SELinux, AppArmor) forbids it"
-
-
-def _why_no_root(error: OSError) -> str:
-    if surroundings() in ("docker", "podman", "container"):
-        return _IN_CONTAINER
-    if "mount(proc" in str(error):
-        return "something is mounted over parts of /proc: unmount it, or run as root"
-    return _why_no_namespace(error)
-
-
-def _workspace_size() -> Layer:
-    soft = "used space is added up now and then, which ends a session late"
-    if os.geteuid() != 0:
-        return Layer("workspace_size", False, f"not root: {soft}", "run as root")
-
-    def make() -> str:
-        images = workspace_image.WorkspaceImages(tempfile.gettempdir())
-        os.close(images.make(8 * workspace_image.SMALLEST, 0, 0))
-        return "a file system of its own on a loop device"
-
-    def remedy(error: OSError) -> str:
-        if error.errno == errno.ENOENT and "mkfs" in str(error):
-            return "install e2fsprogs"
-        return f"give us loop devices (/dev/loop-control); until then {soft}"
-
-    return _tried("workspace_size", make, remedy)
-
-
-def _cgroups() -> list[Layer]:
-    remedy = "have systemd delegate it: Delegate=memory cpu pids in the unit"
+def _cgroups(machine: remedies.Machine) -> list[Layer]:
+    remedy = remedies.no_groups(machine)
     found = frozenset[str]()
     try:
         root = cgroups.CgroupRoot.detect(prefix="replsvc-facts")
     except cgroups.CgroupsUnavailableError as error:
-        missing, remedy = error.missing, error.remedy
+        missing = error.missing
     else:
         missing, found = root.missing, root.controllers
         root.close()
@@ -334,11 +248,3 @@ def _landlock() -> Layer:
         why = "built in but off" if disabled else os.strerror(error.errno or 0)
         return Layer("landlock", False, why, remedy)
     return Layer("landlock", True, f"version {version}")
-
-
-def _text(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return ""

@@ -37,6 +37,7 @@ FIRST_SESSION_ID = 1000
 # 65534 is what unmapped ids look like, so that no session may be it.
 MOST_SESSIONS = 60_000
 
+_CAP_SYS_ADMIN = 21
 _SIOCGIFFLAGS = 0x8913
 _SIOCSIFFLAGS = 0x8914
 _IFF_UP = 0x1
@@ -89,14 +90,16 @@ def _outside(ranges: Sequence[IdRange], inside: int) -> int:
     raise ValueError(f"the id {inside} is not mapped")
 
 
-def maps_for_root(first: int, count: int = MOST_SESSIONS) -> IdMaps:
+def maps_for_root(first: int, count: int = MOST_SESSIONS, *, stays: bool = False) -> IdMaps:
     """Ids from `first` on, which must belong to nobody on this machine; root writes the maps.
 
-    No id inside is root outside: files of root's are nobody's, also for the server.
+    No id inside is root outside: files of root's are nobody's, also for the server. With `stays`
+    the server is root outside too, sessions are not: for a root that may not mount (`may_mount`),
+    whose server could not reach otherwise what it has to show.
     """
     if not 0 < count <= MOST_SESSIONS or not 0 < first <= 0xFFFF_FFFE - count - 1:
         raise ValueError(f"no range of {count} ids from {first} on can be mapped")
-    ranges = (IdRange(0, first, 1), IdRange(FIRST_SESSION_ID, first + 1, count))
+    ranges = (IdRange(0, 0 if stays else first, 1), IdRange(FIRST_SESSION_ID, first + 1, count))
     return IdMaps(ROOT, ranges, ranges)
 
 
@@ -143,6 +146,16 @@ def maps_for_one_id() -> IdMaps:
         (IdRange(FIRST_SESSION_ID, os.getuid(), 1),),
         (IdRange(FIRST_SESSION_ID, os.getgid(), 1),),
     )
+
+
+def may_mount() -> bool:
+    """Whether we may do outside of a user namespace what mounts need: root in a container may not.
+
+    Raises `OSError` without /proc.
+    """
+    with open("/proc/self/status", encoding="utf-8") as file:
+        (effective,) = [line.split()[1] for line in file if line.startswith("CapEff:")]
+    return bool(int(effective, 16) >> _CAP_SYS_ADMIN & 1)
 
 
 # Entering
