@@ -28,9 +28,10 @@ from replsvc.cli.screen import (
     heeded,
     say,
 )
+from replsvc.cli.terminal import Terminal
 from replsvc.config import Config
 from replsvc.coordinator import Coordinator
-from replsvc.errors import ReplsvcError
+from replsvc.errors import AlreadyAnsweredError, InvalidInputError, ReplsvcError
 from replsvc.output import mime_text
 from replsvc.run import Run
 from replsvc.session import Session
@@ -105,6 +106,9 @@ class _OneShot:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._screen = _Screen()
+        # Who wants one JSON object is a program, and answers nothing.
+        self._terminal = None if job.as_json else Terminal.of_stdin()
+        self._asking = trio.CancelScope()
         self._scope = trio.CancelScope()
         self._session: Session | None = None
         self._interrupts = 0
@@ -158,7 +162,8 @@ class _OneShot:
             if session.isolation_missing:
                 say(f"isolation is partial, without {'; '.join(session.isolation_missing)}.")
             try:
-                run = await session.submit(CallRequest(input={"code": job.code}))
+                attached = self._terminal is not None
+                run = await session.submit(CallRequest(input={"code": job.code}, stdin=attached))
                 if not job.as_json:
                     await self._stream(session, run)
                 call = await run.wait()
@@ -178,12 +183,31 @@ class _OneShot:
 
     async def _stream(self, session: Session, run: Run) -> None:
         after = await run.started()
-        async for events in session.log.follow(session.id, after, call_id=run.id):
-            for event in events:
-                if event.kind == "call_finished":
-                    return
-                if event.kind == "output":
-                    await self._show(event)
+        async with background_nursery() as nursery:
+            async for events in session.log.follow(session.id, after, call_id=run.id):
+                for event in events:
+                    if event.kind == "call_finished":
+                        return
+                    if event.kind == "output":
+                        await self._show(event)
+                    elif event.kind == "input_request":
+                        self._asking = trio.CancelScope()
+                        nursery.start_soon(self._ask, session, event.data, self._asking)
+                    elif event.kind == "status" and "outcome" in event.data:
+                        self._asking.cancel()
+
+    async def _ask(self, session: Session, asked: dict[str, Any], scope: trio.CancelScope) -> None:
+        """Ask at the terminal until there is an answer, or nobody waits for one any more."""
+        assert self._terminal is not None
+        with scope:
+            while True:
+                text = await self._terminal.ask(asked["prompt"], secret=asked["password"])
+                try:
+                    return await session.answer(asked["id"], text)
+                except InvalidInputError as error:
+                    say(str(error))
+                except AlreadyAnsweredError:
+                    return None  # the code has gone on meanwhile
 
     async def _show(self, event: Event) -> None:
         kind = event.data.get("type")

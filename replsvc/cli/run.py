@@ -82,7 +82,8 @@ def run(
 
     What the code writes comes as it is written, standard output and standard error apart. The
     value of a last expression follows on standard output, a traceback on standard error. Ctrl-C
-    interrupts the code, a second one ends it.
+    interrupts the code, a second one ends it. On a terminal the code may ask: input(), getpass()
+    and breakpoint() are answered there. Elsewhere asking is an error at once.
 
     \b
     Exit status:
