@@ -201,7 +201,7 @@ async def _to_its_end(
 
 async def _interrupt(kernel: Kernel, cell: Cell) -> None:
     with trio.move_on_after(START_WAIT_S):
-        await cell.started.wait()
+        await cell.wait_started()
     with trio.move_on_after(SIGNAL_S):
         await kernel.interrupt()
 

@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import trio
 
 from replsvc_kernels._channels import Message
-from replsvc_kernels._merge import Merger
-from replsvc_kernels._parse import count, parse_input_request, parse_output
+from replsvc_kernels._merge import BEGUN, Merger
+from replsvc_kernels._parse import Placed, count, parse_input_request, parse_output
 from replsvc_kernels._pipes import Pair, Pipe, Pump
 from replsvc_kernels.kernel import Cell, KernelDied
 from replsvc_kernels.messages import InputRequest, InputWithdrawn, Output, Reply, Stream
@@ -58,11 +58,12 @@ class WireCell(Cell):
         self._probe, self._send_answer = probe, send_answer
         self._asked: Message | None = None
         self._questions = 0
-        self.started = trio.Event()
+        self._started = trio.Event()
+        self._begun = BEGUN % nonce
         self._pump, self._pair = pump, pair
         self._merger = Merger(nonce, cell)
         self._ready: deque[Output] = deque()
-        self._inbox: deque[tuple[int | None, Output, int]] = deque()
+        self._inbox: deque[Placed] = deque()
         self._inbox_bytes = 0
         self._buffer: deque[tuple[Pipe, bytes]] = deque()
         self._buffered = 0
@@ -81,7 +82,7 @@ class WireCell(Cell):
         if message.type == "status":
             state = message.content.get("execution_state")
             if state == "busy":
-                self.started.set()
+                self._started.set()
             elif state == "idle":
                 self.idle()
             return
@@ -108,7 +109,7 @@ class WireCell(Cell):
         """The code does not wait for an answer any more."""
         if self._asked is not None:
             self._asked = None
-            self._inbox.append((mark, InputWithdrawn(), 0))
+            self._receive(Placed(mark, InputWithdrawn(), 0))
             self._wakeup.set()
 
     async def answer(self, request: InputRequest, text: str | None, *, why: str = "") -> bool:
@@ -121,8 +122,7 @@ class WireCell(Cell):
         return True
 
     async def _take_in(self, message: Message, output: Output) -> None:
-        self._inbox.append((count(message.metadata.get("replsvc_mark")), output, message.size))
-        self._inbox_bytes += message.size
+        self._receive(Placed(count(message.metadata.get("replsvc_mark")), output, message.size))
         self._wakeup.set()
         while not self._left and (
             len(self._inbox) > MAX_INBOX or self._inbox_bytes > MAX_INBOX_BYTES
@@ -130,15 +130,25 @@ class WireCell(Cell):
             self._room = trio.Event()
             await self._room.wait()
 
+    def _receive(self, placed: Placed) -> None:
+        self._inbox.append(placed)
+        self._inbox_bytes += placed.size
+
     def idle(self) -> None:
         """The kernel has said all that belongs to this cell."""
         self._idle = True
         self._wakeup.set()
 
-    def end(self, reply: Reply) -> None:
-        """From the shell reader; a second reply to the same request is ignored."""
+    def end(self, reply: Reply, last: Placed | None = None) -> None:
+        """From the shell reader, with the last value where it came with the reply.
+
+        A second reply to the same request is ignored.
+        """
         if self.reply is None:
             self.reply = reply
+            if last is not None:
+                self._receive(last)
+            self._started.set()
             self._wakeup.set()
             self._look_for_all()
 
@@ -152,10 +162,13 @@ class WireCell(Cell):
         """The process has ended, or broke the protocol; the first reason counts."""
         if self._failure is None:
             self._failure = error
+        self._started.set()
         self._wakeup.set()
 
     def sink(self, pipe: Pipe, data: bytes) -> bool:
         """From the pump."""
+        if not self._started.is_set() and data.startswith(self._begun):
+            self._started.set()
         self._buffer.append((pipe, data))
         self._buffered += len(data)
         self._wakeup.set()
@@ -206,9 +219,19 @@ class WireCell(Cell):
         with trio.move_on_at(self._quick_until):
             await self._wakeup.wait()
             return
+        self._listen(self._pump, self._pair)
+
+    def _listen(self, pump: Pump, pair: Pair) -> None:
+        """Have the pump read the pipes from now on: the cell takes its time."""
         self._pumped = True
-        self._pair.sink = self.sink
-        self._pump.register(self._pair)
+        pair.sink = self.sink
+        pump.register(pair)
+
+    async def wait_started(self) -> None:
+        """See `Cell.wait_started`. Our guest says it in the pipe, where nobody may look yet."""
+        if self._pump is not None and self._pair is not None and not (self._pumped or self._done):
+            self._listen(self._pump, self._pair)
+        await self._started.wait()
 
     @property
     def _complete(self) -> bool:

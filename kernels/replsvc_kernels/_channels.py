@@ -156,9 +156,11 @@ class Codec:
             raise ProtocolViolation(f"a message that is not JSON: {error}") from None
         if not all(isinstance(part, dict) for part in (header, parent, metadata, content)):
             raise ProtocolViolation("a message whose parts are not objects")
-        # Cheap first: most messages are too short to be deep.
-        if len(parts[3]) > self._limits.max_json_depth and _too_deep(
-            content, self._limits.max_json_depth
+        deepest = self._limits.max_json_depth
+        # Cheap first: most have too few brackets to be deep.
+        if any(
+            raw.count(b"{") + raw.count(b"[") > deepest and _too_deep(value, deepest)
+            for raw, value in ((parts[2], metadata), (parts[3], content))
         ):
             raise ProtocolViolation(f"JSON nested over {self._limits.max_json_depth} deep")
         type_, parent_id = header.get("msg_type"), parent.get("msg_id", "")

@@ -16,6 +16,8 @@ from replsvc_kernels.messages import Output, Stream, StreamName
 # ESC ] 9913 ; nonce ; number BEL: an operating system command that no terminal acts on. A `t`
 # before the number says that it is a turn's.
 MARKER = b"\x1b]9913;%s;"
+# Number 0 marks no display: the guest writes it into stdout when it begins with a cell.
+BEGUN = MARKER + b"0\x07"
 MAX_DIGITS = 15
 MAX_HELD_BYTES = 4 * 1024 * 1024
 MAX_HELD_DISPLAYS = 256
@@ -37,7 +39,7 @@ class Merger:
     """
 
     def __init__(self, nonce: bytes, cell: str = "", *, turns: bool = True) -> None:
-        self._prefix = MARKER % nonce
+        self._prefix, self._begun = MARKER % nonce, BEGUN % nonce
         self._marker = re.compile(re.escape(self._prefix) + rb"(t?)([0-9]{1,%d})\x07" % MAX_DIGITS)
         self._longest = len(self._prefix) + 1 + MAX_DIGITS + 1
         self._cell, self._turns = cell, turns
@@ -51,6 +53,8 @@ class Merger:
 
     def feed(self, name: StreamName, data: bytes) -> list[Output]:
         """Bytes that came from one stream."""
+        if not self._rest[name]:
+            data = data.removeprefix(self._begun)
         if b"\x1b" not in data and not self._rest[name] and not self._held[name]:
             return [Stream(name, data, self._cell)] if data else []
         for segment in self._split(name, self._rest[name] + data):
@@ -120,10 +124,11 @@ class Merger:
         for marker in self._marker.finditer(data):
             if marker.start() > start:
                 segments.append(data[start : marker.start()])
-            if not marker[1]:
-                segments.append(int(marker[2]))
-            elif self._turns:
-                segments.append(Turn(marker[2]))
+            number = int(marker[2])
+            if not marker[1] and number:
+                segments.append(number)
+            elif marker[1] and self._turns:
+                segments.append(Turn(number))
             start = marker.end()
         keep = self._partial(data[max(start, len(data) - self._longest) :])
         end = len(data) - keep

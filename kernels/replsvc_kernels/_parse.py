@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from replsvc_kernels._channels import Message
 from replsvc_kernels.kernel import ProtocolViolation
@@ -91,6 +91,27 @@ def parse_input_request(message: Message, number: int) -> InputRequest:
     """What a cell asks, with a prompt of a length that people read."""
     prompt = text(message.content.get("prompt"), MAX_PROMPT_CHARS)
     return InputRequest(prompt, message.content.get("password") is True, number)
+
+
+class Placed(NamedTuple):
+    """An output, the number of the marker where it stands if it has one, its size on the wire."""
+
+    mark: int | None
+    output: Output
+    size: int
+
+
+def parse_last(message: Message) -> Placed | None:
+    """The cell's value, where the guest has put it into the reply instead of a message before."""
+    value = json_object(json_object(message.metadata.get("replsvc")).get("result"))
+    if not value:
+        return None
+    output = ExecuteResult(
+        json_object(value.get("data")),
+        json_object(value.get("metadata")),
+        count(value.get("execution_count")),
+    )
+    return Placed(count(value.get("mark")), output, message.size)
 
 
 def parse_reply(message: Message, limits: Limits) -> Reply:

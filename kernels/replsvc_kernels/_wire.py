@@ -19,7 +19,7 @@ import trio
 from replsvc_kernels._cell import MAX_BUFFERED_BYTES, WireCell
 from replsvc_kernels._channels import Channels, Message
 from replsvc_kernels._merge import Merger
-from replsvc_kernels._parse import json_object, parse_failure, parse_reply, text
+from replsvc_kernels._parse import json_object, parse_failure, parse_last, parse_reply, text
 from replsvc_kernels._pipes import Pair, Pipe, Pump
 from replsvc_kernels.backends.base import Process
 from replsvc_kernels.kernel import (
@@ -140,7 +140,7 @@ class WireKernel(Kernel):
             message = await self._channels.receive("shell")
             if message.type == "execute_reply":
                 if (cell := self._cells.get(message.parent)) is not None:
-                    cell.end(parse_reply(message, self._limits))
+                    cell.end(parse_reply(message, self._limits), parse_last(message))
             else:
                 self._wake_waiter(message)
 
@@ -315,7 +315,8 @@ class WireKernel(Kernel):
         if self._pump is not None:
             pair = self._take_pair(self._pump)
             pair.cell = cell
-            metadata = {"replsvc": {"pair": pair.number, "env": dict(env or {})}}
+            # brief: nobody but us listens, so the guest leaves out what only others need
+            metadata = {"replsvc": {"pair": pair.number, "env": dict(env or {}), "brief": True}}
         running = WireCell(cell, self._nonce, self._pump, pair, self._probe, self._send_answer)
         running.answered = stdin
         id_ = ""

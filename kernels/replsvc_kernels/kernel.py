@@ -124,8 +124,13 @@ class Cell(ABC):
     """
 
     reply: Reply | None = None
-    started: trio.Event
-    """Set when the kernel says that it has begun with this cell."""
+
+    @abstractmethod
+    async def wait_started(self) -> None:
+        """Wait until the kernel says that it has begun with this cell, or until it can't any more.
+
+        An interrupt before that would find an idle kernel, and do nothing.
+        """
 
     @abstractmethod
     def __aiter__(self) -> AsyncIterator[Output]: ...

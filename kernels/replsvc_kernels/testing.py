@@ -146,9 +146,15 @@ class _FakeCell(Cell):
         self._asked: trio.Event | None = None
         self.text: str | None = None
         self.why = ""
-        self.started = trio.Event()
+        self._started = trio.Event()
         self.failure: KernelError | None = None
         self.send, self._receive = trio.open_memory_channel[Output](OPEN_OUTPUTS)
+
+    def begin(self) -> None:
+        self._started.set()
+
+    async def wait_started(self) -> None:
+        await self._started.wait()
 
     def __aiter__(self) -> AsyncIterator[Output]:
         return self
@@ -285,7 +291,7 @@ class FakeKernel(Kernel):
                     if self._exit is None:
                         self._count += 1
                         self._running = running
-                        running.started.set()
+                        running.begin()
                         count = self._count
                         failure = await self._perform(_steps(self._script, code), write, late, [])
                         if self._exit is None:

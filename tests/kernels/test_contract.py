@@ -218,7 +218,7 @@ async def test_a_cell_yields_its_outputs_then_one_reply(rig: Rig) -> None:
         assert isinstance(outputs[1], ExecuteResult)
         assert (outputs[1].data["text/plain"], outputs[1].execution_count) == ("2", 1)
         assert len(outputs) == 2
-        assert cell.started.is_set()
+        await cell.wait_started()
 
 
 async def test_execution_counts_are_counted_by_the_kernel(rig: Rig) -> None:
@@ -497,7 +497,7 @@ async def test_two_kernels_do_not_see_each_other(rig: Rig) -> None:
 
 async def test_a_consumer_that_does_not_read_makes_the_writer_wait(guest_rig: Rig) -> None:
     async with guest_rig.open() as kernel, kernel.execute(ENDLESS, cell="c") as cell:
-        await cell.started.wait()
+        await cell.wait_started()
         outputs = aiter(cell)
         first = await anext(outputs)
         # Without a reader in between, this much is ahead at most; nothing more comes while we wait.

@@ -92,7 +92,7 @@ async def test_a_stubborn_cell_ends_only_at_its_rung_of_the_ladder(
 ) -> None:
     backend = FakeBackend({"loop": [HangHard(terminates=terminates)]})
     async with backend.open(SPEC) as kernel, kernel.execute("loop", cell="c") as cell:
-        await cell.started.wait()
+        await cell.wait_started()
         assert await kernel.interrupt()
         await trio.testing.wait_all_tasks_blocked()
         assert kernel.exit is None

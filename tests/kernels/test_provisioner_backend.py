@@ -185,7 +185,7 @@ async def test_a_cell_whose_messages_a_foreign_kernel_dropped_ends_all_the_same(
     )
     async with opened(ProvisionerBackend("stock"), spec) as kernel:
         async with kernel.execute(code, cell="c") as cell:
-            await cell.started.wait()
+            await cell.wait_started()
             await kernel_is_idle(kernel)
             count = len([output async for output in cell])
         assert cell.reply is not None

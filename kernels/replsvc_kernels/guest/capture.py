@@ -218,6 +218,10 @@ class Capture:
         if self._marking:
             cell.mark(b"\x1b]9913;%s;t%d\x07" % (self._nonce, next(self._marks)))
 
+    def begun(self) -> None:
+        """Write mark 0 into the stdout of the cell in front: its request has come."""
+        self.front.raw(1).mark(b"\x1b]9913;%s;0\x07" % self._nonce)
+
     def forked(self) -> None:
         """In a child: its descriptors 1 and 2 are those of the cell that forked."""
         self._marking = False  # its numbers would be the parent's

@@ -10,6 +10,7 @@ that piece falls back to stock behaviour; nothing here may fail to import.
 - `IPython.core.interactiveshell.PickleShareDB` (IPython 8): makes a directory when a shell is made.
 - `Kernel._execute_sleep`: half a millisecond a cell, for an IOPub thread that we do not have.
 - `Kernel._allow_stdin`: what `raw_input` and `getpass` look at; stock sets it per cell.
+- `Kernel._aborting`: whether what waits behind a failed request is refused.
 - `Kernel._main_asyncio_lock` (7): belongs to the loop that serves, made anew with it.
 - `Kernel._shell_parent`, `._shell_parent_ident` (7): a thread speaks for its own cell with them.
 - `Kernel._parent_ident`: whom to ask.
@@ -120,6 +121,21 @@ def sends_at_once(stream: Any) -> Any:
     A send may swallow the edge that announces a request, which the stream then would never see.
     """
     return getattr(stream, "_rebuild_io_state", None) if hasattr(stream, "socket") else None
+
+
+def send_now(stream: Any, frames: list[Any]) -> None:
+    """Send on the stream's socket itself, see `sends_at_once`."""
+    look_again = sends_at_once(stream)
+    if look_again is None:
+        stream.send_multipart(frames)
+        return
+    stream.socket.send_multipart(frames)
+    look_again()
+
+
+def is_aborting(kernel: Any) -> bool:
+    """Whether requests that wait behind a failed one are to be refused."""
+    return bool(getattr(kernel, "_aborting", False))
 
 
 def adopt_loop(kernel: Any) -> None:

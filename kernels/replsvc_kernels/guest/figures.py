@@ -13,12 +13,12 @@ import sys
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from IPython.core.formatters import DisplayFormatter as StockFormatter
+from .plain import QuickFormatter
 
 PLAIN = "text/plain"
 
 
-class DisplayFormatter(StockFormatter):
+class DisplayFormatter(QuickFormatter):
     """Formats as IPython's, and knows which figures the current cell has shown."""
 
     def __init__(self, **options: Any) -> None:

@@ -15,9 +15,10 @@ import time
 from typing import Any
 
 from ipykernel.ipkernel import IPythonKernel
+from traitlets import Any as AnyTrait
 from traitlets import Type
 
-from . import compat, history
+from . import brief, compat, history
 from .asking import Asker
 from .capture import Cell
 from .setup import SetupCode, Setups
@@ -30,6 +31,7 @@ class GuestKernel(IPythonKernel):
     shell: Any
     session: Any
     shell_class = Type(GuestShell)
+    shell_stream = AnyTrait(None)  # `warm` has another than a ZMQStream
     msg_types = [*IPythonKernel.msg_types, "setup_request"]  # noqa: RUF012 - as the base class has it
     interrupts: Any = None
     capture: Any = None
@@ -42,9 +44,17 @@ class GuestKernel(IPythonKernel):
         super().__init__(**options)
         compat.tune_kernel(self)
         self._awaiting = False
-        self._usage: dict[str, Any] | None = None
+        self._usage: dict[str, Any] = {}
         self.asker = Asker(self)
         self.setups = Setups(self.shell)
+
+    async def dispatch_shell(self, msg: Any, *args: Any, **options: Any) -> None:
+        """Handle one request: our host's cells in `brief`, all others as the base class does."""
+        request = None if compat.is_aborting(self) else brief.read(msg, self.session)
+        if request is None:
+            await super().dispatch_shell(msg, *args, **options)
+        else:
+            await brief.run(self, request)
 
     # -- what runs ------------------------------------------------------------------------------
 
@@ -73,6 +83,8 @@ class GuestKernel(IPythonKernel):
         environment = _Environment(asked.get("env") or {})
         try:
             self._begin(asked.get("pair"))
+            if asked.get("brief"):
+                self.capture.begun()
             environment.enter()
             error = await self._run(code, silent, store_history)
             if error is None and user_expressions:
@@ -135,6 +147,9 @@ class GuestKernel(IPythonKernel):
         )
 
         def finish(result: Any) -> None:
+            if shell.has_hooks:
+                # they may take their time, or end the process
+                self.session.let_go()
             shell.events.trigger("post_execute")
             if not silent:
                 shell.events.trigger("post_run_cell", result)
@@ -188,11 +203,16 @@ class GuestKernel(IPythonKernel):
     def finish_metadata(self, parent: Any, metadata: Any, reply_content: Any) -> Any:
         """Add what the cell used to its reply."""
         metadata = super().finish_metadata(parent, metadata, reply_content)
-        usage, self._usage = self._usage, None
-        if usage is not None:
+        usage = self.used()
+        if usage:
             # With these at hand nothing of the cell is missing: the host need not wait for idle.
             metadata["replsvc"] = {**usage, "published": self.session.published(parent)}
         return metadata
+
+    def used(self) -> dict[str, Any]:
+        """What the last cell used, once; empty when it is known already."""
+        usage, self._usage = self._usage, {}
+        return usage
 
     def _publish_execute_input(self, code: str, parent: Any, execution_count: int) -> None:
         """Nothing to the host, which has the code; Jupyter's own clients are told as ever."""

@@ -41,6 +41,7 @@ class HostLink:
         self._socket.set_inheritable(False)
         self._socket.setblocking(True)
         self._next: Pair | None = None
+        self._passed = 0
         self._watch: Any = None
 
     def hello(self) -> tuple[dict[str, Any], Pair]:
@@ -70,18 +71,21 @@ class HostLink:
     def take(self, number: int) -> Pair:
         """The pair called `number`, waiting for it; earlier ones that nobody asked for are closed.
 
-        Raises `PairLost` when a later one is next.
+        Raises `PairLost` when it was taken before, or a later one is next.
         """
+        if number <= self._passed:
+            raise PairLost(f"output pipes {number} are gone; {self._passed} were taken")
         while True:
             pair, self._next = self._next, None
             if pair is None:
                 pair = self._receive()[1]
             if pair is None:
                 continue
+            self._passed = pair.number
             if pair.number == number:
                 return pair
             if pair.number > number:
-                self._next = pair
+                self._next, self._passed = pair, number
                 raise PairLost(f"output pipes {number} are gone; the next are {pair.number}")
             os.close(pair.out)
             os.close(pair.err)

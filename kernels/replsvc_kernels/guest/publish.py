@@ -14,6 +14,7 @@ from jupyter_client.session import Session, json_packer
 
 from . import compat
 
+MAX_HELD_CHARS = 64 * 1024
 MARKED = frozenset(("display_data", "update_display_data", "execute_result", "clear_output"))
 
 _encode = json.JSONEncoder(
@@ -53,6 +54,8 @@ class GuestSession(Session):
         super().__init__(**options)
         self._counted: Any = None
         self._count = 0
+        self._brief: Any = None
+        self._held: deque[tuple[Any, dict[str, Any], Any]] = deque()
         self.pack = pack
         self.none = pack({})
 
@@ -74,18 +77,24 @@ class GuestSession(Session):
         is_message = isinstance(msg_or_type, dict)
         kind = msg_or_type.get("msg_type") if is_message else msg_or_type
         if isinstance(stream, Publisher):
-            self._count_one(kind, content, msg_or_type["parent_header"] if is_message else parent)
+            asked = _id(msg_or_type["parent_header"] if is_message else parent)
+            if asked is not None and asked == self._brief:
+                if kind == "error":
+                    return None  # the reply says it
+                if kind == "execute_result" and is_message and self._may_wait(msg_or_type):
+                    self._held.append((stream, self._marked(msg_or_type), ident))
+                    return msg_or_type
+            self.let_go()
+            self._count_one(kind, content, asked)
         look_again = compat.sends_at_once(stream) if kind == "execute_reply" else None
         if look_again is not None:
             # The stream itself would send it after what comes next, the kernel's idle.
             stream = stream.socket
         if kind in MARKED and self.mark is not None:
-            place = {"replsvc_mark": self.mark()}
             if is_message:
-                msg_or_type = dict(msg_or_type)
-                msg_or_type["metadata"] = {**(msg_or_type.get("metadata") or {}), **place}
+                msg_or_type = self._marked(msg_or_type)
             else:
-                metadata = {**(metadata or {}), **place}
+                metadata = {**(metadata or {}), "replsvc_mark": self.mark()}
         sent = super().send(
             stream, msg_or_type, content, parent, ident, buffers, track, header, metadata
         )
@@ -93,12 +102,52 @@ class GuestSession(Session):
             look_again()
         return sent
 
+    def begin_brief(self, asked: str) -> None:
+        """From now on the request `asked` is answered as `brief` says."""
+        self._held.clear()
+        self._counted, self._count, self._brief = asked, 0, asked
+
+    def end_brief(self) -> tuple[dict[str, Any] | None, int]:
+        """The value that was held back, if any, and how many messages were published."""
+        self._brief = None
+        try:
+            _, message, _ = self._held.popleft()
+        except IndexError:
+            return None, self._count
+        return {**message["content"], "mark": message["metadata"].get("replsvc_mark")}, self._count
+
+    def let_go(self) -> None:
+        """Publish the value that is held back, if any: something is to come after it."""
+        try:
+            stream, message, ident = self._held.popleft()
+        except IndexError:
+            return
+        self._count_one("execute_result", None, _id(message["parent_header"]))
+        super().send(stream, message, ident=ident)
+
+    def _may_wait(self, message: dict[str, Any]) -> bool:
+        """Whether a value may go with the reply: replies are small, and carry one."""
+        content = message["content"]
+        data = list(content["data"].values())
+        return (
+            not self._held
+            and not content["metadata"]
+            and all(isinstance(value, str) for value in data)
+            and sum(map(len, data)) <= MAX_HELD_CHARS
+        )
+
+    def _marked(self, message: dict[str, Any]) -> dict[str, Any]:
+        """The message with its place in the output, which is here."""
+        if self.mark is None:
+            return message
+        metadata = {**(message.get("metadata") or {}), "replsvc_mark": self.mark()}
+        return {**message, "metadata": metadata}
+
     def published(self, parent: Any) -> int | None:
         """How many messages were published for the request `parent` since its busy."""
         return self._count if _id(parent) == self._counted else None
 
-    def _count_one(self, kind: Any, content: Any, parent: Any) -> None:
-        asked = _id(parent)
+    def _count_one(self, kind: Any, content: Any, asked: Any) -> None:
         if kind == "status" and (content or {}).get("execution_state") == "busy":
             self._counted, self._count = asked, 0
         if asked == self._counted:

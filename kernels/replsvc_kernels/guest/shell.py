@@ -27,6 +27,7 @@ from traitlets import Type, default, observe
 from . import compat
 from .capture import current
 from .figures import PLAIN, DisplayFormatter
+from .plain import is_plain, names_nothing
 from .streams import StreamedCell
 from .tracebacks import Failure, cut, render
 
@@ -121,6 +122,15 @@ class DisplayHook(_ByCell, ZMQShellDisplayHook):
             md_dict = {}
         super().write_format_data(format_dict, md_dict)
 
+    def quiet(self) -> Any:
+        """Whether the cell ends in a semicolon; the base class tokenizes it to know."""
+        try:
+            shell: Any = self.shell
+            cell = shell.history_manager.input_hist_parsed[-1]
+        except IndexError:
+            return False
+        return ";" in cell and super().quiet()
+
 
 class Exit(ZMQExitAutocall):
     """`exit` and `quit`: an exception like `sys.exit`, as a kernel has nobody to ask."""
@@ -149,6 +159,7 @@ class GuestShell(compat.QuietShell, ZMQInteractiveShell):
         self._keep_blank_lines()
         # before the stock hook, which is at 99
         self.set_hook("show_in_pager", _show_page, 90)
+        self._stock_transforms = self._transforms()
 
     def init_ipython_dir(self, ipython_dir: Any) -> None:
         """None: it would be made in the workspace, and read from there."""
@@ -169,8 +180,42 @@ class GuestShell(compat.QuietShell, ZMQInteractiveShell):
         self.failure, self.display_failed = None, False
         self._figures.begin_cell()
 
+    @property
+    def has_hooks(self) -> bool:
+        """Whether anybody but IPython wants to be called after a cell."""
+        ours = (self, self.display_pub, self.displayhook)
+        return any(
+            not any(getattr(hook, "__self__", None) is one for one in ours)
+            for event in ("post_execute", "post_run_cell")
+            for hook in self.events.callbacks[event]
+        )
+
     def transform_cell(self, raw_cell: str) -> str:
         """Turn IPython's syntax into Python's. What it can't read is left for Python to refuse."""
+        if is_plain(raw_cell) and self._transforms() == self._stock_transforms:
+            return self._transform_plain(raw_cell)
+        return self._transform_any(raw_cell)
+
+    def _transform_plain(self, raw_cell: str) -> str:
+        cell = raw_cell if raw_cell.endswith("\n") else raw_cell + "\n"
+        if "\n" in cell[:-1] or names_nothing(cell):
+            return cell
+        # a line of its own may be a magic's name, a macro, or `exit`
+        lines: Any = self.prefilter_manager
+        with self.builtin_trap:
+            return str(lines.prefilter_lines(cell)) + "\n"
+
+    def _transforms(self) -> list[Any]:
+        """Whatever may change a cell: user code can add to it."""
+        manager: Any = self.input_transformer_manager
+        lines: Any = self.prefilter_manager
+        return [
+            *(*manager.cleanup_transforms, None, *manager.line_transforms, None),
+            *(*manager.token_transformers, None, *self.input_transformers_post, None),
+            *(*lines.transformers, None, *lines.checkers),
+        ]
+
+    def _transform_any(self, raw_cell: str) -> str:
         odd = {
             char: chr(0xF0000 + n)
             for n, char in enumerate(sorted(set(ODD_BREAKS.findall(raw_cell))))
@@ -183,7 +228,7 @@ class GuestShell(compat.QuietShell, ZMQInteractiveShell):
         except Exception:
             if _compiles(raw_cell):
                 raise
-            return raw_cell
+            return raw_cell if raw_cell.endswith("\n") else raw_cell + "\n"
         for char, stand_in in odd.items():
             cell = cell.replace(stand_in, char)
         return cell

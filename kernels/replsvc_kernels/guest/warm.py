@@ -15,6 +15,7 @@ import inspect
 import io
 import linecache
 import logging
+import os
 import sys
 from typing import Any
 
@@ -22,6 +23,7 @@ import zmq
 from tornado.ioloop import IOLoop
 
 from . import compat
+from .link import Pair
 
 CELLS = ("1 + 1", "x = [n for n in range(3)]\nx", "print('x')", "1 / 0", "x +")
 # Python specialises what runs more often than this.
@@ -29,7 +31,7 @@ ROUNDS = 12
 
 
 class _Nowhere:
-    """Stands for sockets, pipes and the host: takes everything, and has nothing."""
+    """Stands for sockets, pipes and the host: takes everything, and has nothing but null pipes."""
 
     def __getattr__(self, _name: str) -> Any:
         return self
@@ -39,6 +41,10 @@ class _Nowhere:
 
     def __bool__(self) -> bool:
         return False
+
+    def take(self, number: int) -> Pair:
+        """Pipes that swallow what is written."""
+        return Pair(number, *(os.open(os.devnull, os.O_WRONLY) for _ in range(2)))
 
 
 class _Complaints(logging.Handler):
@@ -62,7 +68,7 @@ def warm(app: Any) -> list[str]:
     nowhere, complaints = _Nowhere(), _Complaints()
     names, files = dict(shell.user_ns), set(linecache.cache)
     session.key = b"warm"
-    kernel.capture = kernel.link = kernel.streams = kernel.iopub_socket = nowhere
+    kernel.capture = kernel.link = kernel.iopub_socket = kernel.shell_stream = nowhere
     speakers = (shell.displayhook, shell.display_pub)
     for speaker in speakers:
         speaker.session, speaker.pub_socket = session, nowhere
@@ -83,7 +89,7 @@ def warm(app: Any) -> list[str]:
         app.log.handlers[:] = handlers
         session.key = b""
         session.digest_history.clear()
-        kernel.capture = kernel.link = kernel.streams = kernel.iopub_socket = None
+        kernel.capture = kernel.link = kernel.iopub_socket = kernel.shell_stream = None
         for speaker in speakers:
             speaker.session = speaker.pub_socket = None
         for name in set(linecache.cache) - files:
@@ -107,6 +113,8 @@ def _forget(shell: Any, names: dict[str, Any]) -> None:
 
 
 async def _cells(kernel: Any, session: Any) -> None:
+    # as our host asks, see `brief`
+    ours = {"replsvc": {"brief": True, "pair": 0}}
     for _ in range(ROUNDS):
         for code in CELLS:
             content = {
@@ -115,7 +123,7 @@ async def _cells(kernel: Any, session: Any) -> None:
                 "store_history": False,
                 "stop_on_error": False,
             }
-            message = session.msg("execute_request", content, metadata={"replsvc": {}})
+            message = session.msg("execute_request", content, metadata=ours)
             frames = [zmq.Frame(part) for part in session.serialize(message)]
             handled = kernel.dispatch_shell(frames)
             if inspect.isawaitable(handled):

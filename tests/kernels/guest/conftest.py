@@ -183,15 +183,17 @@ class Guest:
         self.session.send(self.shell if channel is None else channel, message)
         return message
 
-    def start(self, code: str, env: dict[str, str] | None = None, **content: Any) -> Any:
-        """Send a cell; `finish` waits for it."""
+    def start(
+        self, code: str, env: dict[str, str] | None = None, brief: bool = False, **content: Any
+    ) -> Any:
+        """Send a cell; `finish` waits for it, unless it is `brief`."""
         self.pair += 1
         pipes = self.send_pair(self.pair)
         fields = {"code": code, "silent": False, "allow_stdin": False, "stop_on_error": False}
         message = self.request(
             "execute_request",
             {**fields, **content},
-            {"replsvc": {"pair": self.pair, "env": env or {}}},
+            {"replsvc": {"pair": self.pair, "env": env or {}, "brief": brief}},
         )
         return message, *pipes
 
