@@ -21,6 +21,7 @@ from replsvc.config import Config, Limits
 from replsvc.coordinator import Coordinator
 from replsvc.errors import StorageError
 from replsvc.session_values import SessionRequest
+from replsvc_kernels.backends.fork_server import ForkServer
 
 pytestmark = pytest.mark.needs("userns", "pidns", "seccomp")
 
@@ -30,6 +31,7 @@ BUSY = "import time\nprint('busy', flush=True)\nwhile True: time.sleep(1)"
 
 
 def config(**settings: object) -> Config:
+    settings = {"pool_max": 0, **settings}
     return Config(isolation="best", limits=Limits(interrupt_grace_s=0.5), **settings)
 
 
@@ -88,6 +90,12 @@ def counted(coordinator: Coordinator, server: int) -> dict[str, object]:
     }
 
 
+def server_of(coordinator: Coordinator) -> ForkServer:
+    """The one that there is."""
+    (backend,) = coordinator._backends._servers._backends.values()
+    return backend._server
+
+
 async def comes_to(before: dict[str, object], coordinator: Coordinator, server: int) -> None:
     """Libzmq closes its descriptors in a thread of its own, and tells nobody."""
     with trio.move_on_after(20):
@@ -101,7 +109,7 @@ async def test_thirty_sessions_one_after_the_other_leave_nothing() -> None:
         for _ in range(2):
             async with coordinator.session() as session:
                 await session.run("import subprocess; subprocess.Popen(['sleep', '1000']); None")
-        (server,) = coordinator._backends._servers._servers.values()
+        server = server_of(coordinator)
         assert server.pid is not None
         before = counted(coordinator, server.pid)
         assert before["directories"] == []
@@ -115,7 +123,7 @@ async def test_starts_that_are_cancelled_at_any_moment_leave_nothing() -> None:
     async with Coordinator(config()) as coordinator:
         async with coordinator.session() as session:
             await session.run("1")
-        (server,) = coordinator._backends._servers._servers.values()
+        server = server_of(coordinator)
         assert server.pid is not None
         before = counted(coordinator, server.pid)
 
@@ -177,7 +185,7 @@ async def test_a_session_goes_on_when_the_fork_server_is_killed() -> None:
         async with coordinator.session() as session, coordinator.session() as other:
             await session.run("x = 5")
             running = await start(session, BUSY, b"busy")
-            (server,) = coordinator._backends._servers._servers.values()
+            server = server_of(coordinator)
             assert server.pid is not None
             os.kill(server.pid, signal.SIGKILL)
             async with coordinator.session() as next_one:
@@ -198,7 +206,7 @@ async def test_a_killed_keeper_ends_the_kernels_below_it_and_each_session_starts
         async with coordinator.session(**given()) as session, coordinator.session() as other:
             running = await start(session, BUSY, b"busy")
             await other.run("x = 5")
-            (server,) = coordinator._backends._servers._servers.values()
+            server = server_of(coordinator)
             assert server.pid is not None
             held = Held([server.pid, kernel_pid(session), kernel_pid(other)])
             # Pid 1 of the namespace that the server and all kernels are born in.
@@ -227,7 +235,7 @@ from replsvc.config import Config
 from replsvc.coordinator import Coordinator
 
 async def main():
-    config = Config(isolation="best", data=sys.argv[1])
+    config = Config(isolation="best", data=sys.argv[1], pool_min=2)
     async with Coordinator(config) as c, c.session(**given()) as s, c.session():
         await attempt(s, "linger")
         found = {
