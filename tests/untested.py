@@ -15,7 +15,10 @@ VERSION = "6.28.9"
 
 
 def environment(path: Path) -> str:
-    """Make it at `path`: our packages, and in front of them an ipykernel renamed; its Python."""
+    """Make it at `path`, which is not there yet; its Python.
+
+    It has our packages, and in front of them an ipykernel renamed. Sessions' users can read it.
+    """
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(path)], check=True)
     (site,) = path.glob("lib/python3*/site-packages")
     ours = Path(ipykernel.__file__).parent

@@ -19,7 +19,7 @@ from replsvc_kernels.messages import SetupCode, Stream
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return untested.environment(tmp_path_factory.mktemp("untested"))
+    return untested.environment(tmp_path_factory.mktemp("untested") / "venv")
 
 
 async def test_its_own_application_runs_without_our_guest(

@@ -423,7 +423,7 @@ async def test_background_output_belongs_to_the_cell_that_started_it(session: Se
 async def test_an_untested_ipykernel_runs_code_but_neither_isolated_nor_with_setup_code(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    python = Path(untested.environment(tmp_path_factory.mktemp("untested")))
+    python = Path(untested.environment(tmp_path_factory.mktemp("untested") / "venv"))
     environments = {"old": Environment(python=python)}
     async with Coordinator(Config(isolation="none", environments=environments)) as coordinator:
         async with coordinator.session(environment="old") as session:
