@@ -120,6 +120,7 @@ class Coordinator:
                     self.log,
                     notices,
                     self._files,
+                    (root, self._runtime),
                 )
                 await self._end_what_an_earlier_run_left()
                 # Sessions' users pass through it, each to its own directory.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import trio
 from pydantic import ValidationError
@@ -46,10 +47,12 @@ class Opener:
         log: EventLog,
         notices: Notices,
         files: ArtifactFiles,
+        private: Sequence[Path],
     ) -> None:
+        """`private` are the service's own directories, of which no session is shown anything."""
         self._config, self._available, self._backends = config, available, backends
         self._workspaces, self._log, self._notices = workspaces, log, notices
-        self._files = files
+        self._files, self._private = files, private
         self._facts: dict[str, EnvironmentFacts] = {}
         self._probing = trio.Lock()
 
@@ -92,7 +95,7 @@ class Opener:
             # Nothing holds a plain process to these: what is not in force is not said.
             limits = limits.model_copy(update=dict.fromkeys(ISOLATED_LIMITS))
         for mount in mounts:
-            workspace.check_mount(mount)
+            workspace.check_apart(workspace.check_mount(mount), self._private)
         try:
             place = await self._workspaces.take(
                 session_id, limits.workspace_bytes, isolated=chosen.isolation != "none"

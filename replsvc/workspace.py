@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from replsvc.errors import InvalidInputError, StorageError
@@ -75,6 +76,18 @@ def check_mount(mount: Mount) -> Path:
     if not source.exists():
         raise InvalidInputError(f"mount: there is no {source}.", hint="Give a path that exists.")
     return source
+
+
+def check_apart(source: Path, private: Iterable[Path]) -> None:
+    """Raise `InvalidInputError` for a mount that shows what is the service's own, or lies in it."""
+    real = source.resolve()
+    for path in private:
+        own = path.resolve()
+        if real.is_relative_to(own) or own.is_relative_to(real):
+            raise InvalidInputError(
+                f"mount: {source} would show the service's own directory {path}.",
+                hint="Mount a directory beside it, or keep the data directory elsewhere.",
+            )
 
 
 def _mount(root: Path, mount: Mount) -> None:

@@ -31,7 +31,9 @@ from outside import (
 import replsvc_kernels
 from replsvc.config import Config, Limits
 from replsvc.coordinator import Coordinator
+from replsvc.errors import InvalidInputError
 from replsvc.session import Session
+from replsvc.session_values import Mount
 
 pytestmark = pytest.mark.needs("userns", "pidns", "seccomp")
 
@@ -366,6 +368,18 @@ async def test_its_directories_can_not_be_moved_and_no_device_or_right_be_made(
     assert found.pop("link") in ("EXDEV", "EPERM")
     assert found.pop("device") == "EPERM"
     assert set(found.values()) <= {"EROFS", "EBUSY", "EACCES", "EPERM", "EXDEV"}, found
+
+
+@pytest.mark.parametrize("place", ["data", "data/workspaces", "."])
+async def test_what_is_the_services_own_can_not_be_mounted(
+    coordinator: Coordinator, neighbour: Session, tmp_path: Path, place: str
+) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / place)
+    for source in (tmp_path / place, tmp_path / "link"):
+        with pytest.raises(InvalidInputError, match="the service's own directory"):
+            async with coordinator.session(mounts=[Mount.parse(f"{source}:there:rw")]):
+                pass
+    assert coordinator.list() == (coordinator.get(neighbour.id),)
 
 
 # Together
