@@ -14,12 +14,13 @@ from typing import Literal
 
 import trio
 
+from replsvc.calls import Cause
 from replsvc.talk import Ask, Clock, Talk
 from replsvc_kernels.background import background_nursery
 from replsvc_kernels.kernel import Cell, Kernel, KernelDied, ProtocolViolation
 from replsvc_kernels.messages import Exit, Output, Reply
 
-Stopped = Literal["timeout", "interrupted", "cancelled", "restarted", "closed"]
+Stopped = Literal["timeout", "interrupted", "cancelled", "restarted", "closed", "limit"]
 
 # A kernel is only interrupted in its cell: how long to wait until it says that it is there.
 START_WAIT_S = 5.0
@@ -37,6 +38,7 @@ class CellControl:
 
     def __init__(self) -> None:
         self.stopped: Stopped | None = None
+        self.limit: Cause | None = None
         self.climb = False
         self.kill = False
         self.asked = trio.Event()
@@ -55,6 +57,12 @@ class CellControl:
         """Kill at once: the kernel is to go."""
         self.kill = True
         self._ask(why, climb=True)
+
+    def end_for(self, limit: Cause) -> None:
+        """Kill at once: this limit of the session was reached."""
+        self.limit = self.limit or limit
+        self.kill = True
+        self._ask("limit", climb=True)
 
     def _ask(self, why: Stopped, *, climb: bool) -> None:
         if self.stopped is None or climb:
@@ -97,6 +105,7 @@ class CellEnd:
     stopped: Stopped | None
     execution_s: float
     wait_s: float = 0.0
+    limit: Cause | None = None
 
     @property
     def state_lost(self) -> bool:
@@ -147,7 +156,7 @@ async def run_cell(
     if reply is not None and reply.status == "ok" and stopped == "interrupted":
         stopped = None  # the code took the interrupt and ended as it wanted
     execution_s = trio.current_time() - clock.begun - clock.waited_s
-    return CellEnd(reply, died, violation, stopped, execution_s, clock.waited_s)
+    return CellEnd(reply, died, violation, stopped, execution_s, clock.waited_s, control.limit)
 
 
 async def _to_its_end(

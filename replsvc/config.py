@@ -71,6 +71,21 @@ class Limits(Section):
     workspace_bytes: int | None = Field(
         default=2048 * MiB, ge=16 * MiB, description="all files of one session's workspace"
     )
+    cpu_s: float | None = Field(
+        default=None,
+        gt=0,
+        description="processor time of one kernel with all it started; where nobody counts it "
+        "together, of each process",
+    )
+    cpu_weight: int | None = Field(
+        default=100, ge=1, le=10_000, description="share of the processors; 100 is fair; isolated"
+    )
+    cpu_cores: float | None = Field(
+        default=None, ge=0.01, description="processors that one session has at a time; isolated"
+    )
+    wall_s: float | None = Field(
+        default=None, gt=0, description="a session's whole life, until it is closed"
+    )
     max_log_bytes: int = Field(default=64 * MiB, gt=0, description="log of one call's output")
     max_artifacts: int = Field(
         default=100, ge=0, description="files that one call's result lists; 0 looks for none"
@@ -80,7 +95,9 @@ class Limits(Section):
     )
 
 
-ISOLATED_LIMITS = ("memory_bytes", "processes", "open_files", "file_bytes")
+ISOLATED_LIMITS = (
+    "memory_bytes", "processes", "open_files", "file_bytes", "cpu_weight", "cpu_cores",
+)  # fmt: skip
 """Those that only an isolated session is held to; others do not have them."""
 
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import trio
 
-from replsvc.calls import Cause
 from replsvc.errors import (
     BackendUnavailableError,
     ExtensionSetupError,
@@ -55,22 +54,6 @@ class Started:
     kernel: Kernel
     generation: int
     reports: tuple[SetupReport, ...]
-
-
-def exit_cause(died: Exit) -> Cause:
-    """The cause of a call whose kernel ended by itself, by a signal, or by a limit."""
-    if died.cause == "oom":
-        used = f" of {died.limit / 2**20:g} MiB" if died.limit else ""
-        return Cause(
-            kind="oom",
-            message=f"the session used more than its memory{used}",
-            signal=died.signal,
-            limit=died.limit,
-            peak=died.peak,
-        )
-    if died.signal is not None:
-        return Cause(kind="signal", message=f"the kernel was ended by {died}", signal=died.signal)
-    return Cause(kind="exit", message=f"the kernel ended with {died}", exit_code=died.code)
 
 
 def text_of(data: bytes) -> str:

@@ -94,6 +94,8 @@ class Opener:
         if chosen.isolation == "none":
             # Nothing holds a plain process to these: what is not in force is not said.
             limits = limits.model_copy(update=dict.fromkeys(ISOLATED_LIMITS))
+        if request.kernel is not None:
+            limits = limits.model_copy(update={"cpu_s": None})  # nor a kernel that is not ours
         for mount in mounts:
             workspace.check_apart(workspace.check_mount(mount), self._private)
         try:
@@ -193,6 +195,8 @@ class Opener:
             max_output_bytes=limits.max_output_bytes,
             max_output_lines=limits.max_output_lines,
             memory_bytes=limits.memory_bytes,
+            workspace_bytes=limits.workspace_bytes,
+            cpu_s=limits.cpu_s,
             network=chosen.isolation == "none",
             isolation=chosen.isolation,
             packages=facts.packages,
@@ -200,4 +204,7 @@ class Opener:
 
 
 def _resources(limits: Limits) -> Resources:
-    return Resources(limits.memory_bytes, limits.processes, limits.open_files, limits.file_bytes)
+    return Resources(
+        limits.memory_bytes, limits.processes, limits.open_files, limits.file_bytes,
+        limits.cpu_s, limits.cpu_weight, limits.cpu_cores,
+    )  # fmt: skip

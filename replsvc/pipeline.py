@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import trio
 from pydantic import ValidationError
 
-from replsvc import hints, repl
+from replsvc import causes, hints, repl
 from replsvc.artifacts import NO_FILES, Artifacts, Made
 from replsvc.calls import (
     Call,
@@ -30,7 +30,7 @@ from replsvc.calls import (
     Usage,
     utc_now,
 )
-from replsvc.cell import CellEnd, run_cell
+from replsvc.cell import SLOW_S, CellEnd, run_cell
 from replsvc.config import Limits
 from replsvc.errors import (
     BackendUnavailableError,
@@ -117,6 +117,7 @@ class Outcome:
     cause: Cause | None = None
     end: CellEnd | None = None
     hint: str | None = None
+    hits: tuple[Cause, ...] = ()
     made: Made = NO_FILES
 
 
@@ -210,11 +211,16 @@ async def _execute_repl(run: Run, host: Host) -> Outcome:
     hint = None
     if started.kernel.info.has_guest:
         hint = await _hint(host, run.request.input["code"], info, output.text)
+    hits: tuple[Cause, ...] = ()
+    # To ask costs more than a quick cell that went well, and nothing can have happened in one.
+    if not end.state_lost and (info is not None or end.execution_s >= SLOW_S):
+        hits = tuple(causes.hit_cause(hit) for hit in started.kernel.limits_hit())
+    notes = (*([hint] if hint is not None else []), *(hit.message for hit in hits))
     return Outcome(
         status,
-        await _text(host, recorder, output, info, end, status, cause, hint, keep),
+        await _text(host, recorder, output, info, end, status, cause, notes, keep),
         output, recorder, info,
-        cause, end, hint, made,
+        cause, end, hint, hits, made,
     )  # fmt: skip
 
 
@@ -268,7 +274,7 @@ async def _text(
     end: CellEnd,
     status: Status,
     cause: Cause | None,
-    hint: str | None,
+    notes: tuple[str, ...],
     keep: Keep,
 ) -> str:
     limits = host.limits
@@ -292,7 +298,7 @@ async def _text(
         lines,
         status=status,
         cause_message=ending,
-        notes=page.notes if hint is None else (*page.notes, hint),
+        notes=(*page.notes, *notes),
         has_rich=bool(page.pictures),
     )
 
@@ -309,6 +315,10 @@ async def _call(run: Run, host: Host, outcome: Outcome) -> Call:
     )
     result, left_out = recorder.result() if recorder is not None else (None, {})
     details: dict[str, Any] = {} if outcome.hint is None else {"hint": outcome.hint}
+    if outcome.hits:
+        details["limits_hit"] = [
+            hit.model_dump(mode="json", exclude_none=True) for hit in outcome.hits
+        ]
     if left_out:
         details["left_out"] = left_out
     reply = end.reply if end is not None else None

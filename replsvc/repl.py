@@ -6,9 +6,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from replsvc import causes
 from replsvc.calls import Cause, Status
 from replsvc.cell import CellEnd
-from replsvc.kernel_slot import exit_cause
 
 NAME = "repl"
 
@@ -37,13 +37,13 @@ def input_schema() -> dict[str, Any]:
 def verdict(end: CellEnd, timeout_s: float | None) -> tuple[Status, Cause | None]:
     """What a cell's end means: the call's status, and the cause when it was not the code's own."""
     if end.stopped == "timeout":
-        return "timeout", Cause(
-            kind="wall", message=f"the cell ran longer than {timeout_s:g} s", limit=timeout_s
-        )
+        return "timeout", causes.timeout(timeout_s, end.execution_s)
     if end.violation is not None:
         return "killed", Cause(
             kind="protocol", message=f"the kernel broke the protocol: {end.violation}"
         )
+    if end.stopped == "limit":
+        return "killed", end.limit
     if end.stopped == "closed":
         return "killed", Cause(kind="service_stop", message="the session was closed")
     if end.stopped == "restarted":
@@ -53,7 +53,7 @@ def verdict(end: CellEnd, timeout_s: float | None) -> tuple[Status, Cause | None
     if end.stopped == "interrupted":
         return "interrupted", None
     if end.exit is not None:
-        return "killed", exit_cause(end.exit)
+        return "killed", causes.exit_cause(end.exit)
     reply = end.reply
     return ("ok" if reply is not None and reply.status == "ok" else "error"), None
 

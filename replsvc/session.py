@@ -17,12 +17,12 @@ from typing import Any, Literal
 import trio
 from pydantic import ValidationError
 
-from replsvc import repl, workspace
+from replsvc import causes, repl, workspace
 from replsvc.artifacts import Artifacts
 from replsvc.backends import Chosen
 from replsvc.call_log import CallLog
 from replsvc.call_table import CallTable
-from replsvc.calls import Call, CallRequest, Draft, Event, Status, utc_now
+from replsvc.calls import Call, CallRequest, Cause, Draft, Event, Status, utc_now
 from replsvc.cell import CellEnd
 from replsvc.changes import Notices
 from replsvc.config import Limits
@@ -36,7 +36,7 @@ from replsvc.errors import (
 from replsvc.extension.describe import BaseFacts, compose
 from replsvc.extension.resolve import ResolvedExtension
 from replsvc.interaction import Interaction
-from replsvc.kernel_slot import KernelPlan, KernelSlot, Started, exit_cause, text_of
+from replsvc.kernel_slot import KernelPlan, KernelSlot, Started, text_of
 from replsvc.pipeline import run_call
 from replsvc.redaction import Redactor
 from replsvc.run import Run, Turns, fingerprint
@@ -55,6 +55,7 @@ from replsvc.session_values import (
 from replsvc.store.artifacts import ArtifactFiles
 from replsvc.store.log import EventLog
 from replsvc.store.pending import Pending
+from replsvc.usage import watches
 from replsvc_kernels.messages import Exit, SetupReport
 from replsvc_kernels.workspaces import Workspace
 
@@ -125,6 +126,9 @@ class Session:
         self._slot = KernelSlot(
             parts.plan, self.redactor, on_started=self._started, on_died=self._died
         )
+        self._watches = watches(
+            parts.limits, parts.place, self._slot, lambda: self.turns.holder is not None
+        )
         self._nursery: trio.Nursery | None = None
         self._used = trio.Event()
         self._closing = False
@@ -153,6 +157,9 @@ class Session:
                     self._state = "idle"
                     task_status.started()
                     nursery.start_soon(self._watch_idle)
+                    nursery.start_soon(self._watch_age)
+                    for watch in self._watches:
+                        nursery.start_soon(watch.run)
         finally:
             self._state = "failed" if first is not None else "stopped"
             self._nursery = None
@@ -162,13 +169,19 @@ class Session:
         if first is not None:
             raise first
 
-    async def stop_work(self) -> None:
-        """Refuse new calls, end those that wait or run with a result each, then the kernel."""
+    async def stop_work(self, because: Cause | None = None) -> None:
+        """Refuse new calls, end those that wait or run with a result each, then the kernel.
+
+        `because` is the limit that the session has reached; without one it was closed.
+        """
         self._closing = True
         for run in self.turns.waiting():
             run.control.cancel()
         if (holder := self.turns.holder) is not None:
-            holder.control.end("closed")
+            if because is not None:
+                holder.control.end_for(because)
+            else:
+                holder.control.end("closed")
         for run in self._calls.living():
             await run.wait_ended()
         # Released and not cancelled: a kernel that is asked to end runs its exit handlers.
@@ -192,7 +205,7 @@ class Session:
         self._event("kernel_started", generation=started.generation, setup=setup)
 
     def _died(self, started: Started, exit_: Exit) -> None:
-        cause = exit_cause(exit_)
+        cause = causes.exit_cause(exit_)
         self._event(
             "kernel_died",
             generation=started.generation,
@@ -225,6 +238,7 @@ class Session:
             return
         while True:
             self._used = trio.Event()
+            since = trio.current_time()
             with trio.move_on_after(idle_s) as clock:
                 await self._used.wait()
             if (
@@ -234,7 +248,30 @@ class Session:
             ):
                 self._state = "stopped"
                 await self._slot.release()
-                self._event("session_changed", state="stopped", reason="idle")
+                cause = causes.idle(idle_s, trio.current_time() - since)
+                self._event(
+                    "session_changed",
+                    state="stopped",
+                    reason="idle",
+                    cause=cause.model_dump(mode="json", exclude_none=True),
+                )
+
+    async def _watch_age(self) -> None:
+        """End a session that has lived long enough, as if it were closed."""
+        wall_s = self.limits.wall_s
+        if wall_s is None:
+            return
+        since = trio.current_time()
+        await trio.sleep(wall_s)
+        cause = causes.session_too_old(wall_s, trio.current_time() - since)
+        await self.stop_work(cause)
+        self._event(
+            "session_changed",
+            state="closed",
+            reason="wall",
+            cause=cause.model_dump(mode="json", exclude_none=True),
+        )
+        self.scope.cancel()
 
     # What the pipeline needs
 
@@ -246,6 +283,8 @@ class Session:
     async def kernel(self) -> Started:
         """See `pipeline.Host`."""
         self._state = "busy"
+        for watch in self._watches:
+            watch.wake()
         return await self._slot.acquire()
 
     def kernel_done(self, end: CellEnd | None) -> None:

@@ -85,7 +85,12 @@ def test_the_table_of_defaults_is_the_one_in_the_code() -> None:
 
 
 def test_every_default_of_a_limit_is_finite() -> None:
+    # An operator may set them; what is shared fairly needs no number.
+    unset = {"cpu_s", "cpu_cores", "wall_s", "output_bytes_per_s"}
     for name, value in Limits():
+        if name in unset:
+            assert value is None, name
+            continue
         assert value is not None, name
         assert 0 < value < 2**40, name
 

@@ -12,6 +12,7 @@ import signal
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, Literal
 
 import trio
@@ -31,7 +32,7 @@ from replsvc_kernels.kernel import (
     LaunchError,
     ProtocolViolation,
 )
-from replsvc_kernels.messages import Exit, Limits, Output, SetupCode, SetupReport, Stream
+from replsvc_kernels.messages import Exit, LimitHit, Limits, Output, SetupCode, SetupReport, Stream
 
 MAX_WAITING_MESSAGES = 200
 MAX_SETUP_OUTPUT_BYTES = 64 * 1024
@@ -91,6 +92,7 @@ class WireKernel(Kernel):
         self._printed = bytearray() if printed is None else printed
         self._next: Pair | None = None
         self._violation: ProtocolViolation | None = None
+        self._because: Exit | None = None
         self.unused = False
         """Whether it waits for a session: see `adopt`."""
 
@@ -168,7 +170,7 @@ class WireKernel(Kernel):
         raise ProtocolViolation("a kernel that lives but broke its connection")
 
     async def _watch_process(self) -> None:
-        died = await self._process.wait_exited()
+        died = await self.wait_exited()
         self._fail_all(self._violation or KernelDied(died, bytes(self._printed)))
 
     def _fail_all(self, error: BaseException) -> None:
@@ -181,8 +183,8 @@ class WireKernel(Kernel):
     def _raise_if_dead(self) -> None:
         if self._violation is not None:
             raise self._violation
-        if self._process.exit is not None:
-            raise KernelDied(self._process.exit, bytes(self._printed))
+        if (ended := self.exit) is not None:
+            raise KernelDied(ended, bytes(self._printed))
 
     # Output outside cells
 
@@ -485,9 +487,19 @@ class WireKernel(Kernel):
         """See `Kernel.terminate`."""
         await self._process.signal(signal.SIGTERM)
 
-    async def kill(self) -> None:
+    async def kill(self, because: Exit | None = None) -> None:
         """See `Kernel.kill`."""
+        if self._process.exit is None:
+            self._because = because or self._because
         await self._process.kill()
+
+    def cpu_s(self) -> float | None:
+        """See `Kernel.cpu_s`."""
+        return self._process.accounts.cpu_s()
+
+    def limits_hit(self) -> tuple[LimitHit, ...]:
+        """See `Kernel.limits_hit`."""
+        return self._process.accounts.hits()
 
     async def shutdown(self, grace_s: float) -> None:
         """Ask politely, wait at most `grace_s`, then end whatever is left."""
@@ -500,8 +512,15 @@ class WireKernel(Kernel):
     @property
     def exit(self) -> Exit | None:
         """See `Kernel.exit`."""
-        return self._process.exit
+        ended = self._process.exit
+        return None if ended is None else self._told(ended)
 
     async def wait_exited(self) -> Exit:
         """See `Kernel.wait_exited`."""
-        return await self._process.wait_exited()
+        return self._told(await self._process.wait_exited())
+
+    def _told(self, ended: Exit) -> Exit:
+        """With the limit that we ended it for, unless it ended by itself before."""
+        if self._because is None or ended.cause is not None or ended.signal != signal.SIGKILL:
+            return ended
+        return replace(self._because, signal=ended.signal)

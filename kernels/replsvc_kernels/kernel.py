@@ -19,6 +19,7 @@ import trio
 from replsvc_kernels.messages import (
     Exit,
     InputRequest,
+    LimitHit,
     Limits,
     Output,
     Reply,
@@ -69,12 +70,19 @@ class KernelInfo:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What a kernel's processes may use; None sets no limit. Only isolating backends set limits."""
+    """What a kernel's processes may use; None sets no limit. Only isolating backends set limits.
+
+    All but `cpu_s`: it holds for all processes together where somebody counts, else, with every
+    backend of our own, for each process alone. `cpu_weight` is 1 to 10,000, a fair share 100.
+    """
 
     memory_bytes: int | None = None
     processes: int | None = None
     open_files: int | None = None
     file_bytes: int | None = None
+    cpu_s: float | None = None
+    cpu_weight: int | None = None
+    cpu_cores: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +192,19 @@ class Kernel(ABC):
         """Ask the kernel's process group to end (SIGTERM)."""
 
     @abstractmethod
-    async def kill(self) -> None:
-        """End the kernel and every process it started, now; returns when none is left."""
+    async def kill(self, because: Exit | None = None) -> None:
+        """End the kernel and every process it started, now; returns when none is left.
+
+        `because` is the limit that it is ended for: `exit` then says so.
+        """
+
+    def cpu_s(self) -> float | None:
+        """Seconds of processor time that all its processes used; None where nobody counts."""
+        return None
+
+    def limits_hit(self) -> tuple[LimitHit, ...]:
+        """The limits that its processes hit since this was asked last, as far as anyone counts."""
+        return ()
 
     @property
     @abstractmethod

@@ -99,6 +99,9 @@ class InputWithdrawn:
     """The cell has stopped waiting for what it asked last, as when it is interrupted."""
 
 
+NO_DESCRIPTORS = 171
+"""The exit status of a guest that can't take another cell's pipes; guest/spares.py has it too."""
+
 Output = Stream | DisplayData | ExecuteResult | ClearOutput | InputRequest | InputWithdrawn
 """What a cell yields before its `Reply`."""
 
@@ -112,19 +115,37 @@ class Exit:
 
     code: int | None = None
     signal: int | None = None
-    cause: Literal["oom"] | None = None
-    limit: int | None = None
-    peak: int | None = None
+    cause: Literal["oom", "cpu", "disk", "pids"] | None = None
+    limit: float | None = None
+    peak: float | None = None
 
     def __str__(self) -> str:
         """Say it as a sentence's end: `exit code 3`, `signal 9 (SIGKILL)`."""
         if self.signal is None:
+            if self.code == NO_DESCRIPTORS:
+                return (
+                    f"exit code {self.code}: it could have no descriptor for a cell's output. "
+                    "Close files, and leave RLIMIT_NOFILE as it is"
+                )
             return "exit code unknown" if self.code is None else f"exit code {self.code}"
         try:
             name = signals.Signals(self.signal).name
         except ValueError:
             return f"signal {self.signal}"
         return f"signal {self.signal} ({name})"
+
+
+@dataclass(frozen=True, slots=True)
+class LimitHit:
+    """A limit that the kernel's processes hit `count` times, and which it outlived.
+
+    `oom`: so many were ended for using too much memory; `pids`: so many could not be started.
+    """
+
+    kind: Literal["oom", "pids"]
+    count: int
+    limit: float | None = None
+    peak: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -441,11 +441,11 @@ class FakeKernel(Kernel):
         if self._hard is None or self._hard.terminates:
             self.die(Exit(signal=SIGTERM))
 
-    async def kill(self) -> None:
+    async def kill(self, because: Exit | None = None) -> None:
         """See `Kernel.kill`."""
         await trio.lowlevel.checkpoint()
         self.signals.append("kill")
-        self.die(Exit(signal=SIGKILL))
+        self.die(replace(because or Exit(), signal=SIGKILL))
 
     @property
     def exit(self) -> Exit | None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import trio
 
 from replsvc_kernels.background import background_nursery
+from replsvc_kernels.disk_usage import disk_usage
 from replsvc_kernels.sandbox import removal, workspace_image
 
 # Empty ones of the usual size that wait for the next sessions.
@@ -55,6 +56,11 @@ class Workspace:
         """
         assert self._image is not None
         return workspace_image.again(self._image)
+
+    async def used(self) -> int:
+        """Bytes on the disk of all that is in it, or somewhat more than `size_bytes`."""
+        enough = self.size_bytes if self.size_bytes is not None else 2**63
+        return await trio.to_thread.run_sync(disk_usage, str(self.path), enough)
 
     async def renew(self) -> None:
         """Make it empty again, while no kernel has it. Raises `OSError`."""

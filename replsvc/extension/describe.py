@@ -22,7 +22,7 @@ class BaseFacts:
     - `lifetime`: whether names live as long as the session, or for one call.
     - `timeout_s`, `max_output_bytes`, `max_output_lines`: limits of one call; None is not in force
       and not said.
-    - `memory_bytes`: what the session may use, if that is in force.
+    - `memory_bytes`, `workspace_bytes`, `cpu_s`: what the session may use, if that is in force.
     - `network`: True is unrestricted, False is none, a tuple the only hosts that can be reached.
     - `isolation`: as the session gives it; "none" says that code runs as the host's own user.
     - `packages`: name and version of what can really be imported there, the most useful first.
@@ -36,6 +36,8 @@ class BaseFacts:
     max_output_bytes: int | None = None
     max_output_lines: int | None = None
     memory_bytes: int | None = None
+    workspace_bytes: int | None = None
+    cpu_s: float | None = None
     network: bool | tuple[str, ...] = False
     isolation: str = "none"
     packages: tuple[tuple[str, str], ...] = ()
@@ -101,6 +103,10 @@ def _limits(facts: BaseFacts) -> list[str]:
         limits.append(f"A call is interrupted after {facts.timeout_s:g} s.")
     if facts.memory_bytes is not None:
         limits.append(f"Memory: {facts.memory_bytes // 2**20:,} MiB; more ends the session.")
+    if facts.workspace_bytes is not None:
+        limits.append(f"Files: {facts.workspace_bytes // 2**20:,} MiB in all.")
+    if facts.cpu_s is not None:
+        limits.append(f"After {facts.cpu_s:g} s of processor time in all the session starts anew.")
     sizes = [
         f"{limit:,} {unit}"
         for limit, unit in ((facts.max_output_bytes, "bytes"), (facts.max_output_lines, "lines"))

@@ -12,6 +12,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Literal
 
+from replsvc_kernels.backends.accounts import Accounts
 from replsvc_kernels.kernel import Kernel, LaunchSpec
 from replsvc_kernels.messages import Exit
 
@@ -52,6 +53,8 @@ class Process(ABC):
     """A launched kernel's process tree."""
 
     pid: int | None
+    accounts = Accounts()
+    """What is counted of it; a backend that counts puts its own here before anything runs."""
 
     @abstractmethod
     async def signal(self, number: int) -> bool:

@@ -43,8 +43,6 @@ class ForkedProcess(Process):
         """What its server knows it by."""
         self._exit: Exit | None = None
         self._reported, self._exited, self._swept = trio.Event(), trio.Event(), trio.Event()
-        self.explain: Callable[[Exit], Exit] = lambda exit_: exit_
-        """Adds the limit that ended it, while its groups can still be read."""
 
     async def run(self) -> None:
         """Watch until nothing is left of it, then let the descriptors go; cancelling ends it."""
@@ -72,7 +70,8 @@ class ForkedProcess(Process):
 
     def _settle(self, exit_: Exit) -> None:
         if not self._exited.is_set():
-            self._exit = self.explain(self._exit or exit_)
+            # While its groups can still be read.
+            self._exit = self.accounts.explain(self._exit or exit_)
             self._exited.set()
 
     def _end(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from itertools import count
@@ -14,6 +13,7 @@ from typing import Any
 
 import trio
 
+from replsvc_kernels.backends.accounts import Accounts
 from replsvc_kernels.backends.base import Backend, Isolation
 from replsvc_kernels.backends.fork_server import ForkServer, ServerEnded, ServerSpec
 from replsvc_kernels.backends.forked import ForkedProcess
@@ -39,7 +39,6 @@ from replsvc_kernels.kernel import (
     LaunchTimeout,
     Resources,
 )
-from replsvc_kernels.messages import Exit
 from replsvc_kernels.sandbox import cgroups, mounts, namespaces
 from replsvc_kernels.sandbox.session_root import RUN, WORK
 
@@ -228,6 +227,7 @@ class ForkServerBackend(Backend):
                     stack.callback(os.close, mount)
                 await self._server.bind(made.process, f"{name}/work" if mount is None else mount)
                 made.kernel.adopt(_environment(spec), WORK)
+                made.process.accounts.workspace = _own_workspace(spec)
         except trio.TooSlowError:
             raise LaunchTimeout(
                 f"the kernel was not ready after {spec.startup_timeout_s:g} s"
@@ -294,7 +294,7 @@ class ForkServerBackend(Backend):
                 ends, process = await self._forked(request, place, spec, group, deadline)
                 gone = self._server.gone
                 stack.callback(ends.pump.close)
-                process.explain = lambda exit_: _explained(exit_, group)
+                process.accounts = Accounts(group, spec.resources, _own_workspace(spec))
                 nursery.start_soon(process.run)
                 async with guest_kernel(
                     ends, process, nursery, spec, isolation, deadline, unused=unused
@@ -373,7 +373,8 @@ class ForkServerBackend(Backend):
         limits = cgroups.Limits(
             memory_bytes=resources.memory_bytes,
             processes=resources.processes,
-            cpu_weight=100,
+            cpus=resources.cpu_cores,
+            cpu_weight=resources.cpu_weight,
         )
         try:
             return root.create(f"{name.lstrip('.')[:60]}-{next(self._servers.numbers)}", limits)
@@ -386,6 +387,11 @@ class ForkServerBackend(Backend):
             return True  # one user for all: a limit of a session's would be its neighbours' too
         root = self._servers.cgroups
         return root is not None and "pids" in root.controllers
+
+    def _counts_cpu(self) -> bool:
+        """Whether control groups do; else the limit is each process's own."""
+        root = self._servers.cgroups
+        return root is not None and not {"cpu", "cpuacct"}.isdisjoint(root.controllers)
 
     def _request(self, spec: LaunchSpec, name: str, user: int, *, unused: bool) -> dict[str, Any]:
         # What lies in there is memory, and where no control group counts it this is its only limit.
@@ -402,6 +408,7 @@ class ForkServerBackend(Backend):
             "rlimits": {
                 "open_files": spec.resources.open_files,
                 "file_size": spec.resources.file_bytes,
+                "cpu_s": None if self._counts_cpu() else spec.resources.cpu_s,
                 "processes": None if self._counts_processes() else spec.resources.processes,
             },
             "env": _environment(spec),
@@ -427,6 +434,11 @@ def _file(request: Mapping[str, Any]) -> int:
     return descriptor
 
 
+def _own_workspace(spec: LaunchSpec) -> str | None:
+    """The workspace's path, if it is a file system of its own."""
+    return spec.workspace if spec.mount_workspace is not None else None
+
+
 def _mount(workspace: Callable[[], int]) -> int:
     try:
         return workspace()
@@ -440,22 +452,6 @@ def _show(source: str) -> int:
         return mounts.tree(source, 0)
     except OSError as error:
         raise LaunchError(f"{source} can't be shown to a session: {error}") from error
-
-
-def _explained(exit_: Exit, group: cgroups.Cgroup | None) -> Exit:
-    """How a kernel ended, with the limit that ended it."""
-    # Out of memory is SIGKILL, or an end that nobody told; an earlier one was a child's.
-    if group is None or exit_.code is not None or exit_.signal not in (None, signal.SIGKILL):
-        return exit_
-    events = group.events()
-    if not events.oom_kills:
-        return exit_
-    return Exit(
-        signal=signal.SIGKILL,
-        cause="oom",
-        limit=events.memory_limit_bytes,
-        peak=events.memory_peak_bytes,
-    )
 
 
 def _give(path: str, user: int, group: int) -> None:

@@ -5,12 +5,15 @@ Where it does not run, for the version of ipykernel, that one's own application 
 
 from __future__ import annotations
 
+import math
+import resource
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import trio
 
+from replsvc_kernels.backends.accounts import Accounts
 from replsvc_kernels.backends.base import Backend
 from replsvc_kernels.backends.guest_kernel import GuestEnds, guest_kernel
 from replsvc_kernels.backends.reaped import ReaperProcess
@@ -24,6 +27,14 @@ from replsvc_kernels.background import background_nursery
 from replsvc_kernels.kernel import GuestUntested, Kernel, LaunchSpec
 
 GUEST = str(Path(__file__).parent.parent / "guest")
+
+
+def limit_cpu(pid: int, seconds: float) -> None:
+    """End that process, and each that it starts from now on, after so much processor time."""
+    soft = math.ceil(seconds)
+    with suppress(ProcessLookupError):
+        # Who ignores the signal is killed a second later.
+        resource.prlimit(pid, resource.RLIMIT_CPU, (soft, soft + 1))
 
 
 class ProcessBackend(Backend):
@@ -54,6 +65,7 @@ class ProcessBackend(Backend):
             ends = GuestEnds(f"{directory}/k", f"{directory}/k", spec.limits.max_streams)
             stack.callback(ends.pump.close)
             process = ReaperProcess()
+            process.accounts = Accounts(resources=spec.resources)
             async with background_nursery() as nursery:
                 with ends.theirs:
                     keep = ends.guest_end.fileno()
@@ -65,5 +77,7 @@ class ProcessBackend(Backend):
                         [keep],
                         ends.stdio,
                     )
+                if spec.resources.cpu_s is not None and process.pid is not None:
+                    limit_cpu(process.pid, spec.resources.cpu_s)
                 async with guest_kernel(ends, process, nursery, spec, "none", deadline) as kernel:
                     yield kernel

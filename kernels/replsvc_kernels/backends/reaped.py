@@ -185,7 +185,7 @@ class ReaperProcess(Process):
 
     def _set_exit(self, exit_: Exit) -> None:
         if self._exit is None:
-            self._exit = exit_
+            self._exit = self.accounts.explain(exit_)
         self._exited.set()
 
     async def signal(self, number: int) -> bool:

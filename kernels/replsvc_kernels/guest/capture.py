@@ -49,8 +49,12 @@ class _Pipe(io.RawIOBase):
         import fcntl
 
         # out of the way of programs that expect low numbers to be free
-        self.own = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, FIRST_FD)
-        os.close(fd)
+        try:
+            self.own = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, FIRST_FD)
+        except OSError:
+            self.own = fd  # the user's code has opened all that it may
+        else:
+            os.close(fd)
         self.fd = self.own
 
     def writable(self) -> bool:

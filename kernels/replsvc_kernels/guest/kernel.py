@@ -23,6 +23,7 @@ from .asking import Asker
 from .capture import Cell
 from .setup import SetupCode, Setups
 from .shell import GuestShell
+from .spares import give_up
 
 
 class GuestKernel(IPythonKernel):
@@ -238,9 +239,21 @@ class GuestKernel(IPythonKernel):
         self.busy = True
         parent = self.get_parent("shell").get("header", {})
         if number is None:
-            self.capture.begin(self.streams.cell(parent))
+            cell = self.streams.cell(parent)
         else:
-            self.capture.begin(Cell(self.link.take(int(number)), parent))
+            cell = Cell(self.link.take(int(number)), parent)
+        self._place(lambda: self.capture.begin(cell))
+
+    def _place(self, move: Any) -> None:
+        """Bring other pipes to the front, whatever limit of open files a cell has set itself."""
+        try:
+            move()
+        except OSError:
+            with self.link.spares.room():
+                try:
+                    move()
+                except OSError:
+                    give_up()
 
     def stream(self, name: str, parent: dict[str, Any], text: str) -> None:
         """Publish output of a cell whose client gave no pipes."""
@@ -249,7 +262,7 @@ class GuestKernel(IPythonKernel):
         self.session.send(self.iopub_socket, "stream", content, parent, ident)
 
     def _end(self) -> None:
-        self.capture.end()
+        self._place(self.capture.end)
         self.interrupts.end()
         self.busy = False
         self.asker.end()

@@ -15,6 +15,7 @@ import socket
 import sys
 from typing import Any, Callable, NamedTuple
 
+from .spares import Spares, give_up
 from .versions import WANTED
 
 MAX_PACKET = 65536
@@ -42,6 +43,8 @@ class HostLink:
         self._socket.setblocking(True)
         self._next: Pair | None = None
         self._passed = 0
+        self._lost = False
+        self.spares = Spares()
         self._watch: Any = None
 
     def hello(self) -> tuple[dict[str, Any], Pair]:
@@ -71,11 +74,14 @@ class HostLink:
     def take(self, number: int) -> Pair:
         """The pair called `number`, waiting for it; earlier ones that nobody asked for are closed.
 
-        Raises `PairLost` when it was taken before, or a later one is next.
+        Raises `PairLost` when it was taken before, or a later one is next. Ends the process when it
+        can have no descriptors: no cell could run in it any more.
         """
         if number <= self._passed:
             raise PairLost(f"output pipes {number} are gone; {self._passed} were taken")
         while True:
+            if self._lost:
+                give_up()
             pair, self._next = self._next, None
             if pair is None:
                 pair = self._receive()[1]
@@ -118,9 +124,10 @@ class HostLink:
     def _receive(self, flags: int = 0) -> tuple[dict[str, Any], Pair | None]:
         descriptors = array.array("i")
         size = socket.CMSG_SPACE(2 * descriptors.itemsize)
-        data, ancillary, _, _ = self._socket.recvmsg(
-            MAX_PACKET, size, flags | socket.MSG_CMSG_CLOEXEC
-        )
+        with self.spares.room():
+            data, ancillary, _, _ = self._socket.recvmsg(
+                MAX_PACKET, size, flags | socket.MSG_CMSG_CLOEXEC
+            )
         for level, kind, payload in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 usable = len(payload) - len(payload) % descriptors.itemsize
@@ -133,6 +140,8 @@ class HostLink:
         if len(descriptors) != 2:
             for fd in descriptors:
                 os.close(fd)
+            # Sent with the packet, and there was no room for them here.
+            self._lost = "pair" in message
             return message, None
         return message, Pair(int(message.get("pair", 0)), descriptors[0], descriptors[1])
 

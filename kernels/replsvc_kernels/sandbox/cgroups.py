@@ -231,14 +231,17 @@ class Cgroup:
 
     def usage(self) -> Usage:
         """What the session uses and has used, read now."""
-        cpu = next((s for one in self._directories if (s := one.cpu_s()) is not None), None)
         return Usage(
             memory_bytes=self._first("memory_now"),
             memory_peak_bytes=self._first("memory_peak"),
-            cpu_s=cpu,
+            cpu_s=self.cpu_s(),
             processes=self._first("pids_now"),
             processes_peak=self._first("pids_peak"),
         )
+
+    def cpu_s(self) -> float | None:
+        """Seconds of processor time used, by those who have ended too; None if not counted."""
+        return next((s for one in self._directories if (s := one.cpu_s()) is not None), None)
 
     def events(self) -> Events:
         """Which limits were hit, read now; also when all processes have ended, until `remove`."""

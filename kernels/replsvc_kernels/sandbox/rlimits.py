@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import resource
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ class Limits:
     whoever has CAP_SYS_RESOURCE or is root to no such count, and looks at it when a process is
     made, not when it takes on the uid. `address_space` (bytes, of one process) is a poor stand-in
     for a memory cgroup: it counts what is reserved, which is much more than what is used.
+    `cpu_s` is processor time of one process, which gets SIGXCPU then and SIGKILL a second later.
     `file_size` is in bytes; Python ignores SIGXFSZ, so that writing more fails with EFBIG.
     """
 
@@ -30,6 +32,7 @@ class Limits:
     locked_memory: int | None = 8 * 2**20
     queued_signals: int | None = 4096
     message_queues: int | None = 819_200
+    cpu_s: float | None = None
 
 
 def apply(limits: Limits) -> None:
@@ -50,6 +53,11 @@ def apply(limits: Limits) -> None:
         resource.RLIMIT_RTPRIO: 0,
         resource.RLIMIT_NICE: 0,
     }
+    if limits.cpu_s is not None:
+        soft = math.ceil(limits.cpu_s)
+        hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+        if hard == resource.RLIM_INFINITY or hard > soft:
+            resource.setrlimit(resource.RLIMIT_CPU, (soft, soft + 1))
     for which, value in wanted.items():
         if value is not None:
             hard = resource.getrlimit(which)[1]
