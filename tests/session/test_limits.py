@@ -281,6 +281,7 @@ async def test_a_child_that_used_too_much_memory_is_told_of_in_its_own_call(
         # And it is no reason for what happens later.
         call = await session.run("import os; os.kill(os.getpid(), 9)")
         assert caused(call) == ("killed", "signal", None)
+        assert (await session.run("1")).text == "=> 1"
         directories = groups(coordinator, session)
         assert directories
     assert not any(directory.exists() for directory in directories)
