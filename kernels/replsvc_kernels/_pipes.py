@@ -115,7 +115,7 @@ class Pump:
                 read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
                 ends.append(write_fd)
                 os.set_blocking(read_fd, False)
-                pipe = Pipe(read_fd, name, pair)
+                pipe = self.make_pipe(read_fd, name, pair)
                 self._by_fd[read_fd] = pipe
                 pipes.append(pipe)
         except OSError:
@@ -126,6 +126,10 @@ class Pump:
             raise
         pair.pipes = tuple(pipes)
         return pair, (ends[0], ends[1])
+
+    def make_pipe(self, fd: int, name: StreamName, pair: Pair) -> Pipe:
+        """The reader of a new pipe. Raises `OSError`."""
+        return Pipe(fd, name, pair)
 
     def hand_over(self, packet: dict[str, object] | None = None) -> Pair:
         """Make a pair and send its write ends to the guest, which reads them when it needs them."""

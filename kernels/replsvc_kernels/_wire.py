@@ -43,7 +43,20 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 DEATH_IS_KNOWN_S = 0.5
 
 
-class _Waiter:
+def execute_content(code: str, stdin: bool = False) -> dict[str, Any]:
+    """What a request says that has a cell run."""
+    return {
+        "code": code,
+        "silent": False,
+        "store_history": True,
+        "user_expressions": {},
+        "allow_stdin": stdin,
+        # Per call, never for the queue: only one request is ever with the kernel.
+        "stop_on_error": False,
+    }
+
+
+class Waiter:
     """Messages whose parents are requests that someone waits on."""
 
     def __init__(self) -> None:
@@ -83,7 +96,7 @@ class WireKernel(Kernel):
         self._message_interrupt_s = message_interrupt_s
         self._cells: dict[str, WireCell] = {}
         self._probes: dict[str, WireCell] = {}
-        self._waiting: dict[str, _Waiter] = {}
+        self._waiting: dict[str, Waiter] = {}
         self._send_late, self._late = trio.open_memory_channel[Stream](0)
         self._late_backlog: deque[Stream] = deque()
         self._late_bytes = 0
@@ -181,10 +194,16 @@ class WireKernel(Kernel):
         self._welcomed.set()
 
     def _raise_if_dead(self) -> None:
+        if self._violation is not None or self._process.exit is not None:
+            raise self._end()
+
+    def _end(self) -> KernelError:
+        """Why it has ended, which it has."""
         if self._violation is not None:
-            raise self._violation
-        if (ended := self.exit) is not None:
-            raise KernelDied(ended, bytes(self._printed))
+            return self._violation
+        ended = self.exit
+        assert ended is not None
+        return KernelDied(ended, bytes(self._printed))
 
     # Output outside cells
 
@@ -202,13 +221,16 @@ class WireKernel(Kernel):
     def _add_late(self, outputs: list[Output], cell: str) -> None:
         for output in outputs:
             if isinstance(output, Stream):
-                late = Stream(output.name, output.data, cell, background=True)
+                late = replace(output, cell=cell, background=True)
                 self._late_backlog.append(late)
                 self._late_bytes += len(late.data)
         self._late_wakeup.set()
 
-    def _late_sink(self, cell: str) -> Callable[[Pipe, bytes], bool]:
-        merger = Merger(self._nonce, cell, turns=False)
+    def _late_merger(self, pair: Pair) -> Merger:
+        return Merger(self._nonce, pair.cell, turns=False)
+
+    def _late_sink(self, pair: Pair) -> Callable[[Pipe, bytes], bool]:
+        cell, merger = pair.cell, self._late_merger(pair)
 
         def sink(pipe: Pipe, data: bytes) -> bool:
             self._late_pairs[pipe.pair.number] = pipe.pair
@@ -303,15 +325,6 @@ class WireKernel(Kernel):
         self._raise_if_dead()
         if env and self._pump is None:
             raise KernelError("this kernel has no guest: a cell can't have variables of its own")
-        content = {
-            "code": code,
-            "silent": False,
-            "store_history": True,
-            "user_expressions": {},
-            "allow_stdin": stdin,
-            # Per call, never for the queue: only one request is ever with the kernel.
-            "stop_on_error": False,
-        }
         metadata: dict[str, Any] = {}
         pair: Pair | None = None
         if self._pump is not None:
@@ -319,22 +332,31 @@ class WireKernel(Kernel):
             pair.cell = cell
             # brief: nobody but us listens, so the guest leaves out what only others need
             metadata = {"replsvc": {"pair": pair.number, "env": dict(env or {}), "brief": True}}
-        running = WireCell(cell, self._nonce, self._pump, pair, self._probe, self._send_answer)
+        running = self._new_cell(cell, pair)
         running.answered = stdin
         id_ = ""
         try:
-            id_ = await self._send("shell", "execute_request", content, metadata)
+            id_ = await self._send(
+                "shell", "execute_request", execute_content(code, stdin), metadata
+            )
             self._cells[id_] = running
             yield running
         finally:
             self._cells.pop(id_, None)
-            self._probes = {key: it for key, it in self._probes.items() if it is not running}
-            self._add_late([*running.leave()], cell)
-            if self._pump is not None and pair is not None:
-                pair.sink = self._late_sink(cell)
-                self._pump.retire(pair)
-                self._pump.resume(pair)
-                self.prefetch()
+            self._leave(running, pair)
+
+    def _new_cell(self, cell: str, pair: Pair | None) -> WireCell:
+        return WireCell(cell, self._nonce, self._pump, pair, self._probe, self._send_answer)
+
+    def _leave(self, cell: WireCell, pair: Pair | None) -> None:
+        """Nobody reads `cell` any more: what its processes still write is background."""
+        self._probes = {key: it for key, it in self._probes.items() if it is not cell}
+        self._add_late([*cell.leave()], cell.cell)
+        if self._pump is not None and pair is not None:
+            pair.sink = self._late_sink(pair)
+            self._pump.retire(pair)
+            self._pump.resume(pair)
+            self.prefetch()
 
     async def request(
         self,
@@ -350,7 +372,7 @@ class WireKernel(Kernel):
         """
         self._raise_if_dead()
         id_ = await self._send(channel, type_, content, metadata)
-        waiter = self._waiting[id_] = _Waiter()
+        waiter = self._waiting[id_] = Waiter()
         try:
             while True:
                 await waiter.wait()
@@ -423,7 +445,7 @@ class WireKernel(Kernel):
         A shell reply says nothing about the subscription: only our own status on iopub does, so ask
         again until it shows. Raises `KernelDied` and `ProtocolViolation`.
         """
-        waiter, asked = _Waiter(), list[str]()
+        waiter, asked = Waiter(), list[str]()
         pause, answered, idle = FIRST_PAUSE_S, False, False
         try:
             while True:

@@ -19,6 +19,7 @@ import trio
 from replsvc_kernels.messages import (
     Exit,
     InputRequest,
+    Kept,
     LimitHit,
     Limits,
     Output,
@@ -219,3 +220,25 @@ class Kernel(ABC):
     @abstractmethod
     def background(self) -> trio.MemoryReceiveChannel[Stream]:
         """What processes of cells that have ended still write; bounded, unread is back-pressure."""
+
+
+class LastingKernel(Kernel):
+    """A kernel that may outlive its host. Its outputs say how far they reach (`upto`, `mark`).
+
+    Whoever runs it keeps its output for good, says so, and runs the next cell only then: what a
+    cell said is gone from the kernel when another begins.
+    """
+
+    @abstractmethod
+    def keep(self, cell: str, kept: Kept | None = None) -> None:
+        """So much of a cell's output is kept for good; without `kept` all that was given out."""
+
+    @abstractmethod
+    def resume(
+        self, code: str, *, cell: str, env: Mapping[str, str] | None = None
+    ) -> AbstractAsyncContextManager[Cell]:
+        """Go on with the cell that ran when its host died, after what that host had kept.
+
+        What the kernel was not asked to run in time runs now: each cell runs exactly once. A kernel
+        that has ended gives what it wrote before, then raises as `execute` does.
+        """

@@ -22,23 +22,29 @@ class Stream:
     """Bytes that a cell's process tree wrote, in the order in which the kernel's host saw them.
 
     `cell` is the id that `Kernel.execute` was given; `background` is true for bytes that came after
-    that cell's reply.
+    that cell's reply. `upto` is how far into the stream these bytes reach, said by kernels that may
+    outlive their host.
     """
 
     name: StreamName
     data: bytes
     cell: str = ""
     background: bool = False
+    upto: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class DisplayData:
-    """Rich output (`display_data`), or with `update=True` a replacement (`update_display_data`)."""
+    """Rich output (`display_data`), or with `update=True` a replacement (`update_display_data`).
+
+    `mark` numbers rich outputs of kernels that may outlive their host.
+    """
 
     data: Mimebundle
     metadata: Mapping[str, Any] = field(default_factory=dict)
     display_id: str | None = None
     update: bool = False
+    mark: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +54,7 @@ class ExecuteResult:
     data: Mimebundle
     metadata: Mapping[str, Any] = field(default_factory=dict)
     execution_count: int | None = None
+    mark: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +62,7 @@ class ClearOutput:
     """`clear_output`: what was shown so far is replaced by the next output when `wait`."""
 
     wait: bool = False
+    mark: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +112,14 @@ NO_DESCRIPTORS = 171
 
 Output = Stream | DisplayData | ExecuteResult | ClearOutput | InputRequest | InputWithdrawn
 """What a cell yields before its `Reply`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """How much of a cell's output has been kept for good: bytes of each stream, rich outputs."""
+
+    streams: Mapping[StreamName, int] = field(default_factory=dict)
+    mark: int = 0
 
 
 @dataclass(frozen=True, slots=True)

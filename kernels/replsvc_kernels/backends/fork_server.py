@@ -126,7 +126,7 @@ class ForkServer:
             control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             stack.callback(control.close)
             control.setblocking(False)
-            keeper = Keeper()
+            keeper = self._new_keeper()
             stack.callback(keeper.give_back)
             with theirs:
                 try:
@@ -146,9 +146,16 @@ class ForkServer:
                     await parent.wait()
                 raise
             keepers.start_soon(keeper.watch, above, parent)
-            self._control, self._keeper, self.gone = control, keeper, trio.Event()
-            self._change()
-            await self._hear(control)
+            await self._serve(control, keeper, above)
+
+    def _new_keeper(self) -> Keeper:
+        return Keeper()
+
+    async def _serve(self, control: socket.socket, keeper: Keeper, _above: int) -> None:
+        """Until the server's end: let others ask it, and hear what it says."""
+        self._control, self._keeper, self.gone = control, keeper, trio.Event()
+        self._change()
+        await self._hear(control)
 
     async def _spawn(self, python: str, fd: int) -> trio.Process:
         launch = LaunchSpec(workspace=WORK, python=python, env=self._spec.env)

@@ -43,6 +43,8 @@ class ForkedProcess(Process):
         """What its server knows it by."""
         self._exit: Exit | None = None
         self._reported, self._exited, self._swept = trio.Event(), trio.Event(), trio.Event()
+        self.leaves: Callable[[], bool] = bool
+        """Whether we go and it stays: then neither cancelling nor `kill` ends it."""
 
     async def run(self) -> None:
         """Watch until nothing is left of it, then let the descriptors go; cancelling ends it."""
@@ -54,14 +56,20 @@ class ForkedProcess(Process):
             self._end()
             await trio.lowlevel.wait_readable(self._init)
         finally:
-            with trio.CancelScope(shield=True):
-                self._end()
-                await trio.lowlevel.wait_readable(self._init)
+            if not self.leaves():
+                with trio.CancelScope(shield=True):
+                    self._end()
+                    await trio.lowlevel.wait_readable(self._init)
             self._settle(Exit(signal=signal.SIGKILL))
             self._swept.set()
             for fd in {self._pidfd, self._init}:
                 os.close(fd)
             self._forget()
+
+    @property
+    def handles(self) -> tuple[int, int]:
+        """The pidfds of the kernel and of its init; they are ours."""
+        return self._pidfd, self._init
 
     def report(self, exit_: Exit) -> None:
         """From the server: how the kernel ended."""
@@ -97,8 +105,9 @@ class ForkedProcess(Process):
 
     async def kill(self) -> None:
         """See `Process.kill`."""
-        self._end()
-        await self._swept.wait()
+        if not self.leaves():
+            self._end()
+            await self._swept.wait()
 
     @property
     def exit(self) -> Exit | None:

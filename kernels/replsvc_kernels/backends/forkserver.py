@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, nullcontext
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,8 @@ TMP_BYTES = 512 * 1024 * 1024
 class ForkServers:
     """All fork servers of a coordinator, and what their sessions share: ids, control groups."""
 
+    _staging = "root"
+
     def __init__(
         self,
         runtime: Path,
@@ -79,18 +81,26 @@ class ForkServers:
         self.cgroups: cgroups.CgroupRoot | None = None
         self.cgroups_missing: str | None = None
 
+    @property
+    def ids(self) -> tuple[SessionIds, SessionIds]:
+        """Whose ids sessions get: a range's where there is one, or our own for all of them."""
+        return self._ids, self._our_id
+
     @asynccontextmanager
     async def running(self) -> AsyncIterator[ForkServers]:
         """Servers, and the groups of their sessions, live as long as the body."""
         try:
-            # Of one that was killed; no other has the same directory.
-            await trio.to_thread.run_sync(_remove_spares, self.sessions)
+            await self._clean_up()
             async with background_nursery() as self._nursery:
                 yield self
         finally:
             if self.cgroups is not None:
                 with trio.CancelScope(shield=True):
                     await trio.to_thread.run_sync(self.cgroups.close)
+
+    async def _clean_up(self) -> None:
+        # What one that was killed has left; no other has the same directory.
+        await trio.to_thread.run_sync(_remove_spares, self.sessions)
 
     async def find_cgroups(self) -> None:
         """Make our part of the control groups, if this machine lets us; once."""
@@ -114,23 +124,35 @@ class ForkServers:
     ) -> ForkServerBackend:
         """The backend of this environment; its server starts with the first kernel."""
         ids = self._our_id if writable_mounts and os.geteuid() != 0 else self._ids
-        key = (python, preload, tuple(sorted((env or {}).items())), ids)
+        spec = self._spec(python, preload, env or {}, ids)
+        key = self._key(spec)
         backend = self._backends.get(key)
         if backend is None:
-            staging = self._runtime / f"root{len(self._backends)}"
-            staging.mkdir(mode=0o755)
-            spec = ServerSpec(
-                python,
-                str(self.sessions),
-                str(staging),
-                ids,
-                self.start_timeout_s,
-                preload,
-                env or {},
-            )
-            backend = self._backends[key] = ForkServerBackend(python, ForkServer(spec), self, ids)
+            Path(spec.staging).mkdir(mode=0o755)
+            backend = self._backends[key] = self._backend(spec)
             self._nursery.start_soon(backend.run)
         return backend
+
+    def _spec(
+        self, python: str, preload: tuple[str, ...], env: Mapping[str, str], ids: SessionIds
+    ) -> ServerSpec:
+        staging = self._runtime / f"{self._staging}{len(self._backends)}"
+        return ServerSpec(
+            python,
+            str(self.sessions),
+            str(staging),
+            ids,
+            self.start_timeout_s,
+            preload,
+            env,
+        )
+
+    @staticmethod
+    def _key(spec: ServerSpec) -> tuple[object, ...]:
+        return (spec.python, spec.preload, tuple(sorted(spec.env.items())), spec.ids)
+
+    def _backend(self, spec: ServerSpec) -> ForkServerBackend:
+        return ForkServerBackend(spec.python, ForkServer(spec), self, spec.ids)
 
     def forget_one(self) -> None:
         """One of `kernels` has ended."""
@@ -227,7 +249,7 @@ class ForkServerBackend(Backend):
                     stack.callback(os.close, mount)
                 await self._server.bind(made.process, f"{name}/work" if mount is None else mount)
                 made.kernel.adopt(_environment(spec), WORK)
-                made.process.accounts.workspace = _own_workspace(spec)
+                made.process.accounts.workspace = own_workspace(spec)
         except trio.TooSlowError:
             raise LaunchTimeout(
                 f"the kernel was not ready after {spec.startup_timeout_s:g} s"
@@ -275,7 +297,7 @@ class ForkServerBackend(Backend):
             stack.callback(ids.give_back, user)
             servers.kernels += 1
             stack.callback(servers.forget_one)
-            stack.callback(shutil.rmtree, run, ignore_errors=True)
+            stack.callback(self._end, shutil.rmtree, run, ignore_errors=True)
             # In a thread: a workspace that is used again may hold any number of files, and a
             # group is made when nobody moves into one.
             work = None if unused else spec.workspace
@@ -283,7 +305,7 @@ class ForkServerBackend(Backend):
                 self._make_place, run, work, user, name, spec.resources
             )
             if group is not None:
-                stack.callback(group.remove)
+                stack.callback(self._end, group.remove)
             servers.hurry()
             # By descriptor: no path is too long for a unix socket that way.
             place = os.open(run, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -294,14 +316,44 @@ class ForkServerBackend(Backend):
                 ends, process = await self._forked(request, place, spec, group, deadline)
                 gone = self._server.gone
                 stack.callback(ends.pump.close)
-                process.accounts = Accounts(group, spec.resources, _own_workspace(spec))
+                stack.enter_context(self._holding(spec, name, user, group, place, ends, process))
+                process.accounts = Accounts(group, spec.resources, own_workspace(spec))
                 nursery.start_soon(process.run)
                 async with guest_kernel(
                     ends, process, nursery, spec, isolation, deadline, unused=unused
                 ) as kernel:
-                    # We are connected, for good. A session can't fill a directory that is gone.
-                    shutil.rmtree(run, ignore_errors=True)
+                    self._connected(run)
                     yield Made(kernel, process, user, gone)
+
+    # What differs where a kernel may outlive us
+
+    def _holding(
+        self,
+        _spec: LaunchSpec,
+        _name: str,
+        _user: int,
+        _group: cgroups.Cgroup | None,
+        _place: int,
+        _ends: GuestEnds,
+        _process: ForkedProcess,
+    ) -> AbstractContextManager[None]:
+        """Around a kernel that has been forked, until nothing of it is left."""
+        return nullcontext()
+
+    def _connected(self, run: Path) -> None:
+        # For good. A session can't fill a directory that is gone.
+        shutil.rmtree(run, ignore_errors=True)
+
+    def _end(self, function: Callable[..., object], *args: Any, **named: Any) -> None:
+        function(*args, **named)
+
+    def _new_ends(self, place: int, spec: LaunchSpec, *, unused: bool) -> GuestEnds:
+        return GuestEnds(*self._addresses(place), spec.limits.max_streams, unused=unused)
+
+    @staticmethod
+    def _addresses(place: int) -> tuple[str, str]:
+        """Where the kernel's sockets are: for us, and for the kernel."""
+        return f"/proc/self/fd/{place}/k", f"{RUN}/k"
 
     async def _forked(
         self,
@@ -316,9 +368,7 @@ class ForkServerBackend(Backend):
             for attempt in range(ATTEMPTS):
                 # Each time new ones: a kernel may have them whose server died before it said so.
                 unused = bool(request["unused"])
-                ends = GuestEnds(
-                    f"/proc/self/fd/{place}/k", f"{RUN}/k", spec.limits.max_streams, unused=unused
-                )
+                ends = self._new_ends(place, spec, unused=unused)
                 with ExitStack() as undo, ends.theirs as theirs:
                     undo.callback(ends.pump.close)
                     joins = group.join_descriptors() if group is not None else []
@@ -434,7 +484,7 @@ def _file(request: Mapping[str, Any]) -> int:
     return descriptor
 
 
-def _own_workspace(spec: LaunchSpec) -> str | None:
+def own_workspace(spec: LaunchSpec) -> str | None:
     """The workspace's path, if it is a file system of its own."""
     return spec.workspace if spec.mount_workspace is not None else None
 

@@ -37,6 +37,8 @@ class GuestEnds:
     `LaunchError` when there are no descriptors left.
     """
 
+    kernel_type = WireKernel
+
     def __init__(
         self, outside: str, inside: str, max_streams: int, *, unused: bool = False
     ) -> None:
@@ -52,6 +54,7 @@ class GuestEnds:
             "hidden": HIDDEN,
             "pair": 0,
             "unused": unused,
+            **self.more(),
         }
         try:
             with ExitStack() as undo, ExitStack() as undo_theirs:
@@ -60,7 +63,7 @@ class GuestEnds:
                 )
                 undo_theirs.callback(self.guest_end.close)
                 self.guest.setblocking(False)
-                self.pump = Pump(self.guest, max_streams)
+                self.pump = self.new_pump(max_streams)
                 undo.callback(self.pump.close)
                 self.orphan, self.stdio = self.pump.new_pair()
                 for fd in self.stdio:
@@ -71,6 +74,14 @@ class GuestEnds:
                 self.theirs = undo_theirs.pop_all()
         except OSError as error:
             raise LaunchError(f"no pipes for the kernel can be made: {error}") from error
+
+    def new_pump(self, max_streams: int) -> Pump:
+        """What makes the kernel's pipes; `guest` is there."""
+        return Pump(self.guest, max_streams)
+
+    def more(self) -> dict[str, Any]:
+        """What else the guest is to know from the beginning."""
+        return {}
 
 
 @asynccontextmanager
@@ -97,7 +108,7 @@ async def guest_kernel(
                 hello = await _hear(ends.guest)
                 if hello.get("ready") is not True:
                     await _explain(hello, process, ends.orphan)
-                kernel = WireKernel(
+                kernel = ends.kernel_type(
                     KernelInfo(
                         "python", str(hello.get("python", ""))[:100], True, isolation, process.pid
                     ),

@@ -39,6 +39,7 @@ class SessionIds:
         """`only_ours` is a reason to give them our own id whatever else there is."""
         self.maps = namespaces.maps_for_one_id()
         self.missing = only_ours
+        self.only_ours = bool(only_ours)
         self._found = bool(only_ours)
         self._finding = trio.Lock()
         self._fresh: Iterator[int] = iter(())
@@ -69,6 +70,10 @@ class SessionIds:
                 raise LaunchError(f"all {len(self.maps.sessions)} ids for sessions are taken")
             user = self._returned.popleft()
         return user
+
+    def reserve(self, user: int) -> None:
+        """That user has processes of an earlier coordinator's; for before the first is taken."""
+        self._fresh = iter([one for one in self._fresh if one != user])
 
     def give_back(self, user: int) -> None:
         """No process of that user is left."""

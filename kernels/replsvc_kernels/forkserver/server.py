@@ -41,6 +41,9 @@ def main(fd: int) -> int:
     if heard is None:
         return 0
     config, descriptors = heard
+    if config.get("apart") and os.fork():
+        # It outlives who started it, and then is not its child: somebody else waits for it.
+        return 0
     try:
         server = _Server(control, config, descriptors)
     except BaseException as error:  # noqa: BLE001 - whatever it is, the host must hear of it

@@ -39,6 +39,7 @@ from .asking import guard_debugger, interrupt_the_debugged  # noqa: E402
 from .capture import Capture  # noqa: E402
 from .forks import Forks  # noqa: E402
 from .hidden import hide  # noqa: E402
+from .keeping import KeepingPublisher, Kept  # noqa: E402
 from .kernel import GuestKernel  # noqa: E402
 from .publish import GuestSession, Publisher  # noqa: E402
 from .shell import NoProfile  # noqa: E402
@@ -104,7 +105,13 @@ class GuestApp(IPKernelApp):
         )
         iopub = self._bind(zmq.XPUB, ports["iopub"])
         self.control_thread = ControlThread(daemon=True)
-        self.publisher = Publisher(iopub, session, self.interrupts.whole)
+        kept = Kept(session) if hello.get("keep") else None
+        whole = self.interrupts.whole
+        self.publisher = (
+            Publisher(iopub, session, whole)
+            if kept is None
+            else KeepingPublisher(iopub, session, whole, kept)
+        )
         kernel.shell_stream = ZMQStream(shell, self.io_loop)
         kernel.control_stream = ZMQStream(control, self.control_thread.io_loop)
         kernel.control_thread = self.control_thread
@@ -114,6 +121,8 @@ class GuestApp(IPKernelApp):
         kernel.iopub_socket = self.iopub_socket = self.publisher
         kernel.capture, kernel.link = self.capture, link
         kernel.record_ports({f"{name}_port": port for name, port in ports.items()})
+        if kept is not None:
+            kept.attend(kernel)
         for speaker in (kernel.shell.displayhook, kernel.shell.display_pub):
             speaker.session, speaker.pub_socket = session, self.publisher
         kernel.forks = Forks(self.capture, link, kernel)

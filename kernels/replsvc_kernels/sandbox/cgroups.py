@@ -10,8 +10,9 @@ import contextlib
 import os
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from . import _cgroup_files as files
 from ._cgroup_files import Directory
@@ -132,6 +133,39 @@ class CgroupRoot:
             raise CgroupsUnavailableError(missing, _REMEDY) from None
         root.sweep()
         return root
+
+    def holdings(self) -> tuple[dict[str, Any], tuple[int, ...]]:
+        """What `adopt` needs in another process, as plain JSON and the locks' descriptors."""
+        directories = [
+            [one.path, one.version, sorted(one.controllers)] for one in self._directories
+        ]
+        return {"name": self._name, "directories": directories}, tuple(self._locks)
+
+    @classmethod
+    def adopt(
+        cls, facts: Mapping[str, Any], locks: Sequence[int], prefix: str = PREFIX
+    ) -> CgroupRoot:
+        """Our part of the tree as another process had it; the descriptors are ours to close."""
+        root = cls.__new__(cls)
+        mountinfo = files.read("/proc/self/mountinfo") or ""
+        own = files.read("/proc/self/cgroup") or ""
+        root._delegated = delegation(hierarchies(mountinfo, own))
+        root.missing = dict(root._delegated.missing)
+        root._our_place = _where_we_are()
+        root._prefix, root._name, root._locks = prefix, facts["name"], list(locks)
+        root._directories = [
+            Directory(path, version, frozenset(controllers))
+            for path, version, controllers in facts["directories"]
+        ]
+        return root
+
+    def reopen(self, session_id: str, limits: Limits) -> Cgroup:
+        """The group that `create` made, by whoever had this part of the tree before."""
+        name = f"s-{session_id}"
+        return Cgroup(
+            [Directory(f"{d.path}/{name}", d.version, d.controllers) for d in self._directories],
+            limits,
+        )
 
     def hurry(self) -> None:
         """Somebody is about to join a group: what the system does for the first one, it does now.
