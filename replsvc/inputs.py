@@ -9,6 +9,8 @@ import math
 from datetime import timedelta
 from typing import Any
 
+import trio
+
 from replsvc.calls import Draft, utc_now
 from replsvc.config import Limits
 from replsvc.errors import ReplsvcError
@@ -21,8 +23,8 @@ from replsvc_kernels.messages import InputRequest
 
 MAX_REQUESTS = 4_000
 """What one call may ask, so that a cell can't fill the log with questions."""
-
-_OVER_LIMIT = f"a call can ask for input {MAX_REQUESTS} times at most"
+CENTURY_S = 100 * 365 * 86_400
+"""From here on no date is said: calendars end."""
 
 
 def asks_of(run: Run, interaction: Interaction, limits: Limits, redactor: Redactor) -> Ask | None:
@@ -69,9 +71,13 @@ class _Attached:
         expired = Answer(None, f"nobody answered within {most} s (max_wait_s), all waits together")
         self._asked += 1
         if self._asked > MAX_REQUESTS:
-            return Answer(None, _OVER_LIMIT)
+            return Answer(None, f"a call can ask for input {MAX_REQUESTS} times at most")
         if left <= 0:
             return expired
+        # A kernel that asks again before anybody could answer has cancelled this by now; and one
+        # that asks faster than the log takes it waits.
+        await trio.lowlevel.checkpoint()
+        await self._log.room()
         question = self._question(request, left)
         try:
             with self._interaction.asking(question), clock.paused():
@@ -94,7 +100,7 @@ class _Attached:
             prompt=self._redactor.text(request.prompt),
             password=request.password,
             asked_at=now,
-            expires_at=None if left == math.inf else now + timedelta(seconds=left),
+            expires_at=None if left > CENTURY_S else now + timedelta(seconds=left),
         )
         return Question("input", info.id, info)
 

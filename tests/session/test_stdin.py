@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import trio
 
+from replsvc import inputs
 from replsvc.calls import Call, CallRequest, Event
 from replsvc.config import Config
 from replsvc.coordinator import Coordinator
@@ -33,13 +34,6 @@ ASKING = [
 ]
 
 
-@pytest.fixture(autouse=True)
-async def _deadline() -> AsyncIterator[None]:
-    """A test that hangs fails, where it hangs."""
-    with trio.fail_after(60):
-        yield
-
-
 async def begin(session: Session, code: str, **fields: Any) -> Run:
     return await session.submit(CallRequest(input={"code": code}, stdin=True, **fields))
 
@@ -47,11 +41,12 @@ async def begin(session: Session, code: str, **fields: Any) -> Run:
 async def question(session: Session, run: Run, number: int = 1) -> Event:
     """The call's question of that number, once it is asked."""
     seen = 0
-    async for events in session.log.follow(session.id, call_id=run.id):
-        for event in events:
-            seen += event.kind == "input_request"
-            if seen == number:
-                return event
+    with trio.fail_after(60):
+        async for events in session.log.follow(session.id, call_id=run.id):
+            for event in events:
+                seen += event.kind == "input_request"
+                if seen == number:
+                    return event
     raise AssertionError("the session has ended")
 
 
@@ -219,6 +214,21 @@ async def test_nobody_waits_for_ever(make_config: Callable[..., Config]) -> None
         assert asked.data["expires_at"] is not None
         with pytest.raises(AlreadyAnsweredError, match="was not answered in time"):
             await session.answer(asked.data["id"], "late")
+
+
+@pytest.mark.parametrize("most", [None, 1e18])
+async def test_an_operator_may_lift_the_bound_of_waiting(
+    make_config: Callable[..., Config], most: float | None
+) -> None:
+    async with (
+        Coordinator(make_config(max_wait_s=most)) as coordinator,
+        coordinator.session() as session,
+    ):
+        run = await begin(session, "input()")
+        asked = await question(session, run)
+        assert asked.data["expires_at"] is None
+        await session.answer(asked.data["id"], "x")
+        assert (await run.wait()).status == "ok"
 
 
 async def test_the_first_of_two_answers_counts(session: Session) -> None:
@@ -405,3 +415,56 @@ async def test_a_secret_in_a_prompt_is_redacted(coordinator: Coordinator) -> Non
         assert asked.data["prompt"] == "is it [redacted]? "
         await session.answer(asked.data["id"], "no")
         assert (await run.wait()).status == "ok"
+
+
+SPEAK = (
+    "kernel = get_ipython().kernel\n"
+    "parent, ident = kernel.get_parent('shell'), kernel._parent_ident['shell']\n"
+    "def ask(parent=parent, prompt='? '):\n"
+    "    content = {'prompt': prompt, 'password': False}\n"
+    "    kernel.session.send(kernel.stdin_socket, 'input_request', content, parent, ident)\n"
+    "def reply():\n"
+    "    kernel.stdin_socket.poll()\n"
+    "    return kernel.session.recv(kernel.stdin_socket)[1]['content']['value']\n"
+)
+
+
+async def test_a_kernel_that_asks_where_nobody_answers_gets_the_end_of_input(
+    session: Session,
+) -> None:
+    call = await session.run(SPEAK + "ask(); reply()")
+    assert call.text == r"=> '\x04'"
+
+
+async def test_a_question_for_another_cell_is_not_heard(session: Session) -> None:
+    run = await begin(session, SPEAK + "ask({'header': {'msg_id': 'other'}})\ninput('mine? ')")
+    asked = await question(session, run)
+    assert asked.data["prompt"] == "mine? "
+    await session.answer(asked.data["id"], "yes")
+    assert (await run.wait()).text == "=> 'yes'"
+
+
+async def test_a_flood_of_questions_is_bounded_and_ends_with_its_cell(session: Session) -> None:
+    run = await begin(session, SPEAK + "for i in range(6_000): ask(prompt='x' * 10_000)\n'over'")
+    call = await run.wait()
+    assert (call.status, call.text) == ("ok", "=> 'over'")
+    asked = 0
+    async for events in session.log.follow(session.id, call_id=run.id):
+        prompts = [event.data["prompt"] for event in events if event.kind == "input_request"]
+        asked += len(prompts)
+        assert max(map(len, prompts), default=0) <= 4_000
+        if events[-1].kind == "call_finished":
+            break
+    assert asked <= inputs.MAX_REQUESTS
+    assert session.inputs() == ()
+    assert (await session.run("1 + 1")).text == "=> 2"
+
+
+async def test_what_one_call_asks_is_counted(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inputs, "MAX_REQUESTS", 2)
+    call = await talk(session, "for i in range(3): print(input())", "a", "b")
+    assert call.output.text == "a\nb\n"
+    assert call.error is not None
+    assert call.error.evalue == "a call can ask for input 2 times at most"
