@@ -33,7 +33,8 @@ class Page:
         self._texts: dict[int, str] = {}  # what a picture's place shows if a model can't have it
         self._album = Album()
         self._developed: dict[int, Picture] = {}
-        self._value_place = 0
+        self._value_place: int | None = None
+        self._value_starts = True
         self.value: Mapping[str, Any] | None = None
         self._notes: list[str] = []
 
@@ -72,13 +73,13 @@ class Page:
         """Take the value of an expression; the last one is the call's, others are shown."""
         self._turn_over()
         if self.value is not None:
-            self._print(f"=> {mime_text(self.value) or ''}")
+            self._show_earlier(self.value)
         self.value = bundle
-        self._value_place = 0
-        if images := candidates(bundle):
-            place = self._new_place()
-            if place is not None and self._album.put(place, images):
-                self._value_place = place
+        self._value_place, self._value_starts = self._new_place(), self._view.at_line_start
+        if self._value_place is not None:
+            self._view.place(self._value_place, own_line=False)
+            if images := candidates(bundle):
+                self._album.put(self._value_place, images)
 
     def is_slow(self, max_px: int) -> bool:
         """Whether `develop` takes long enough to need a thread of its own."""
@@ -124,6 +125,14 @@ class Page:
         self._ids.clear()
         self._texts.clear()
         self.value = None
+
+    def _show_earlier(self, value: Mapping[str, Any]) -> None:
+        text = f"=> {mime_text(value) or ''}"
+        if self._value_place is None:
+            self._print(text)
+            return
+        text = clip(text, *self._clip, keep=self._keep).text
+        self._view.fill(self._value_place, text if self._value_starts else f"\n{text}")
 
     def _new_place(self) -> int | None:
         if self._places >= MAX_PLACES:

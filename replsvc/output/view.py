@@ -151,9 +151,16 @@ class ModelView:
             self._parts.append(_BREAK)
             self._flush()
 
-    def place(self, slot: int) -> None:
-        """Show `slot` here, on lines of its own: what `fill` gives it, whenever that is."""
-        self.start_line()
+    def place(self, slot: int, *, own_line: bool = True) -> None:
+        """Show `slot` here: what `fill` gives it, whenever that is.
+
+        Without `own_line` nothing is seen of it, not even a line break, until then.
+        """
+        if own_line:
+            self.start_line()
+        else:
+            self._line.commit()
+            self._flush()
         if self._window.full and self._keep == "head":
             self._window.skip()
         else:

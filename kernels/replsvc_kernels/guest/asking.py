@@ -16,6 +16,8 @@ from typing import Any, Callable
 import zmq
 from IPython.core.error import StdinNotImplementedError
 
+from . import compat
+
 MAX_PROMPT_CHARS = 10_000
 END_OF_INPUT = "\x04"
 # A signal that comes just before the wait begins is seen when the wait is over.
@@ -172,6 +174,7 @@ def guard_debugger(answered: Callable[[], bool]) -> None:
     To be called before IPython puts its own debugger in pdb's place: it derives from this one.
     """
     stock_interaction, stock_set_trace = pdb.Pdb.interaction, pdb.Pdb.set_trace
+    compat.before_debugged_magics(lambda: None if answered() else refusal("A debugger"))
 
     def interaction(self: Any, *args: Any, **options: Any) -> Any:
         if not answered():

@@ -8,6 +8,7 @@ that piece falls back to stock behaviour; nothing here may fail to import.
 - `HistoryManager.outputs`, `.exceptions` (IPython 9): keep every result's mimebundle for ever.
 - `IPython.core.interactiveshell._asyncio_runner`: tells whether `%autoawait` is asyncio's.
 - `IPython.core.interactiveshell.PickleShareDB` (IPython 8): makes a directory when a shell is made.
+- `ExecutionMagics._run_with_debugger`: `%debug STATEMENT` and `%run -d` print what they raise.
 - `Kernel._execute_sleep`: half a millisecond a cell, for an IOPub thread that we do not have.
 - `Kernel._allow_stdin`: what `raw_input` and `getpass` look at; stock sets it per cell.
 - `Kernel._aborting`: whether what waits behind a failed request is refused.
@@ -81,6 +82,24 @@ def without_debugger() -> Any:
         else:
             sys.modules["debugpy"] = known
     return ipykernel.debugger
+
+
+def before_debugged_magics(refuse: Callable[[], Exception | None]) -> None:
+    """Raise what `refuse()` gives, if anything, before a magic runs code in a debugger."""
+    from IPython.core.magics.execution import ExecutionMagics
+
+    stock = getattr(ExecutionMagics, "_run_with_debugger", None)
+    if stock is None:
+        return
+
+    @functools.wraps(stock)
+    def run_with_debugger(self: Any, *args: Any, **options: Any) -> Any:
+        error = refuse()
+        if error is not None:
+            raise error
+        return stock(self, *args, **options)
+
+    ExecutionMagics._run_with_debugger = run_with_debugger  # type: ignore[method-assign]
 
 
 def forget_outputs(shell: Any) -> None:

@@ -35,7 +35,8 @@ class Forks:
         )
         compat.on_thread_start(self._snapshot)
         compat.on_popen(self._capture.flush, self._inherited)
-        for name in ("system", "posix_spawn", "posix_spawnp"):
+        # the last two leave without Python's own flush: a line begun would be lost with them
+        for name in ("system", "posix_spawn", "posix_spawnp", "_exit", "abort"):
             if hasattr(os, name):
                 setattr(os, name, self._flushing(getattr(os, name)))
 

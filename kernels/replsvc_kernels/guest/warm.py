@@ -103,6 +103,10 @@ def _forget(shell: Any, names: dict[str, Any]) -> None:
     shell.user_ns.clear()
     shell.user_ns.update(names)
     names["_oh"].clear()
+    hook = shell.displayhook
+    # while these differ from the names, it takes `_` for one that the user has bound
+    hook._ = hook.__ = hook.___ = names["_"]
+    hook.exec_result = None
     compat.forget_outputs(shell)
     shell.begin_cell()
     shell.last_execution_result = None
