@@ -249,9 +249,10 @@ class Coordinator:
             await session.remove_workspace()
             raise
         try:
-            await self.log.create_session(record)
+            created = self.log.begin_session(record)
             await self._nursery.start(self._keep, session)
             lives = True
+            await created.wait()
             await self.log.update_session(parts.id, state="idle")
         except BaseException:
             with trio.CancelScope(shield=True):

@@ -527,7 +527,8 @@ class WireKernel(Kernel):
         """Ask politely, wait at most `grace_s`, then end whatever is left."""
         if self._process.exit is None and grace_s > 0:
             with contextlib.suppress(KernelError), trio.move_on_after(grace_s):
-                self._channels.request("control", "shutdown_request", {"restart": False})
+                content = {"restart": False, "replsvc": True}
+                self._channels.request("control", "shutdown_request", content)
                 await self._process.wait_exited()
         await self._process.kill()
 

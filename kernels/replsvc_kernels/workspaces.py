@@ -73,10 +73,15 @@ class Workspace:
         await trio.to_thread.run_sync(_replace, fresh, self._image)
 
     async def close(self) -> None:
-        """Remove it, with all that is in `directory`. No process may have it any more."""
+        """Remove it, with all that is in `directory`. No process may have it any more.
+
+        Nobody can reach an image then; the system takes it apart in the background.
+        """
         image, self._image = self._image, None
+        if image is not None:
+            self._owner.let_go(image)
         with trio.CancelScope(shield=True):
-            await trio.to_thread.run_sync(self._remove, image)
+            await trio.to_thread.run_sync(removal.discard, str(self.directory))
 
     async def open(self, *, image: bool) -> None:
         """Make it. Raises `OSError`, and then nothing of it is left."""
@@ -95,11 +100,6 @@ class Workspace:
             removal.discard(str(self.directory / "work"))
             (self.directory / "work").mkdir(mode=0o700)
 
-    def _remove(self, image: int | None) -> None:
-        if image is not None:
-            os.close(image)
-        removal.discard(str(self.directory))
-
 
 class Workspaces:
     """All workspaces of a coordinator. Use `running` around them."""
@@ -117,8 +117,8 @@ class Workspaces:
     async def running(self) -> AsyncIterator[Workspaces]:
         """The stock lives as long as the body; workspaces that were taken are their takers'."""
         try:
-            async with background_nursery() as nursery:
-                nursery.start_soon(self._keep_stock)
+            async with background_nursery() as self._nursery:
+                self._nursery.start_soon(self._keep_stock)
                 yield self
         finally:
             stock, self._stock = self._stock, []
@@ -152,6 +152,10 @@ class Workspaces:
         self._low.set()
         return found
 
+    def let_go(self, image: int) -> None:
+        """Close an image's mount in the background; `running` waits for the end of it."""
+        self._nursery.start_soon(_close, image)
+
     async def _make(self, size_bytes: int) -> int:
         return await trio.to_thread.run_sync(self._images.make, size_bytes, 0, 0)
 
@@ -169,6 +173,11 @@ class Workspaces:
 def _replace(fresh: int, old: int) -> None:
     os.dup2(fresh, old, inheritable=False)
     os.close(fresh)
+
+
+async def _close(image: int) -> None:
+    with trio.CancelScope(shield=True):
+        await trio.to_thread.run_sync(os.close, image)
 
 
 def _close_all(descriptors: list[int]) -> None:

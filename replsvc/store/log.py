@@ -184,9 +184,17 @@ class EventLog:
         Raises `ConflictError` when its id is taken, `ValueError` for a spec that isn't plain JSON,
         and `StorageError`.
         """
+        return await self.begin_session(record).wait()
+
+    def begin_session(self, record: SessionRecord) -> Pending[SessionRecord]:
+        """As `create_session`, but returns at once: await the result's `wait`.
+
+        What is appended or changed after this call is written after the new session, or fails
+        with it.
+        """
         text, spec = encode(record.spec, f"The spec of session {record.id!r}")
         kept = record.model_copy(update={"spec": spec})
-        return await self._writer.create_session(kept, text).wait()
+        return self._writer.create_session(kept, text)
 
     async def update_session(
         self, session_id: str, *, state: str | None = None, spec: dict[str, Any] | None = None

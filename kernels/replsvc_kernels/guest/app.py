@@ -161,6 +161,10 @@ class GuestApp(IPKernelApp):
             except (KeyboardInterrupt, SystemExit):
                 # from a task that some cell left behind: its own end, not the kernel's
                 continue
+        if self.kernel.is_let_go:
+            compat.run_atexit()
+            self.capture.end()
+            os._exit(0)
         self.control_thread.stop()
         self.control_thread.join()
         self.kernel.shell_stream.close()

@@ -40,6 +40,7 @@ class GuestKernel(IPythonKernel):
     forks: Any = None
     streams: Any = None
     busy = False
+    is_let_go = False
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -301,12 +302,17 @@ class GuestKernel(IPythonKernel):
         return self.asker.ask("getpass()", prompt, password=True)
 
     async def shutdown_request(self, stream: Any, ident: Any, parent: Any) -> None:
-        """Answer, then end: at once when idle, else as SIGTERM would. Children are the host's."""
-        content = {"status": "ok", "restart": bool(parent["content"].get("restart"))}
-        self.session.send(stream, "shutdown_reply", content, parent, ident=ident)
-        self.session.send(
-            self.iopub_socket, "shutdown_reply", content, parent, ident=self._topic("shutdown")
-        )
+        """Answer, then end: at once when idle, else as SIGTERM would. Children are the host's.
+
+        Our own host wants no answer, nor anything else that is on its way to a socket.
+        """
+        self.is_let_go = parent["content"].get("replsvc") is True
+        if not self.is_let_go:
+            content = {"status": "ok", "restart": bool(parent["content"].get("restart"))}
+            self.session.send(stream, "shutdown_reply", content, parent, ident=ident)
+            self.session.send(
+                self.iopub_socket, "shutdown_reply", content, parent, ident=self._topic("shutdown")
+            )
         if self.busy:
             os.kill(os.getpid(), signal.SIGTERM)
         else:
