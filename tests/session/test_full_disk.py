@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import trio
 
 from replsvc.config import Config
 from replsvc.coordinator import Coordinator
@@ -72,3 +73,17 @@ async def test_a_session_can_be_closed_while_the_disk_is_full(
             fill(disk / "filler")
         assert coordinator.list() == ()
         assert not (coordinator._workspaces / session.id).exists()
+
+
+async def test_a_question_that_can_not_be_recorded_is_not_waited_for(
+    disk: Path, make_config: Callable[..., Config]
+) -> None:
+    config = make_config().model_copy(update={"data": disk / "data"})
+    async with Coordinator(config) as coordinator, coordinator.session() as session:
+        await session.run("x = 41")
+        fill(disk / "filler")
+        with pytest.raises(StorageError), trio.fail_after(60):
+            await session.run(f"{LOUD}\ninput()", stdin=True)
+        assert session.inputs() == ()
+        (disk / "filler").unlink()
+        assert (await session.run("x + 1")).text == "=> 42"
