@@ -130,7 +130,7 @@ class Session:
             parts.limits, parts.place, self._slot, lambda: self.turns.holder is not None
         )
         self._nursery: trio.Nursery | None = None
-        self._used = trio.Event()
+        self._used_at = 0.0
         self._closing = False
         self.closed = trio.Event()
         self.scope = trio.CancelScope()
@@ -236,25 +236,23 @@ class Session:
         idle_s = self.limits.idle_timeout_s
         if idle_s is None:
             return
+        self._used_at = trio.current_time()
         while True:
-            self._used = trio.Event()
-            since = trio.current_time()
-            with trio.move_on_after(idle_s) as clock:
-                await self._used.wait()
-            if (
-                clock.cancelled_caught
-                and not self._calls.living()
-                and self._slot.current is not None
-            ):
+            # By the clock, not woken by each call: that would be a good part of a small one.
+            if (due := self._used_at + idle_s) > trio.current_time():
+                await trio.sleep_until(due)
+                continue
+            if not self._calls.living() and self._slot.current is not None:
                 self._state = "stopped"
                 await self._slot.release()
-                cause = causes.idle(idle_s, trio.current_time() - since)
+                cause = causes.idle(idle_s, trio.current_time() - self._used_at)
                 self._event(
                     "session_changed",
                     state="stopped",
                     reason="idle",
                     cause=cause.model_dump(mode="json", exclude_none=True),
                 )
+            await trio.sleep(idle_s)
 
     async def _watch_age(self) -> None:
         """End a session that has lived long enough, as if it were closed."""
@@ -344,7 +342,7 @@ class Session:
         run.log = CallLog(self.log, self.id, self._started_draft(run, mark))
         if request.detach:
             run.log.announce()
-        self._used.set()
+        self._used_at = trio.current_time()
         self.last_used_at = run.created_at
         assert self._nursery is not None
         self._nursery.start_soon(self._take_through, run)
@@ -358,7 +356,7 @@ class Session:
                 run.fail(SessionClosedError(f"session {self.id} has ended", hint="Open another."))
             self.turns.leave(run)
             self._calls.ended(run)
-            self._used.set()
+            self._used_at = trio.current_time()
 
     def _started_draft(self, run: Run, mark: str) -> Draft:
         data = {

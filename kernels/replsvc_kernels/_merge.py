@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
+from functools import lru_cache
 
 from replsvc_kernels.messages import Output, Stream, StreamName
 
@@ -21,6 +22,12 @@ BEGUN = MARKER + b"0\x07"
 MAX_DIGITS = 15
 MAX_HELD_BYTES = 4 * 1024 * 1024
 MAX_HELD_DISPLAYS = 256
+
+
+@lru_cache(maxsize=1024)
+def _marker(prefix: bytes) -> re.Pattern[bytes]:
+    """One kernel's markers. Made for each of its cells, it would be a good part of a small one."""
+    return re.compile(re.escape(prefix) + rb"(t?)([0-9]{1,%d})\x07" % MAX_DIGITS)
 
 
 class Turn(int):
@@ -40,7 +47,7 @@ class Merger:
 
     def __init__(self, nonce: bytes, cell: str = "", *, turns: bool = True) -> None:
         self._prefix, self._begun = MARKER % nonce, BEGUN % nonce
-        self._marker = re.compile(re.escape(self._prefix) + rb"(t?)([0-9]{1,%d})\x07" % MAX_DIGITS)
+        self._marker = _marker(self._prefix)
         self._longest = len(self._prefix) + 1 + MAX_DIGITS + 1
         self._cell, self._turns = cell, turns
         self._turned = 0  # turns up to this number are passed

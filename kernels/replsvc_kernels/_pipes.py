@@ -204,8 +204,19 @@ class Pump:
             self._late_added = trio.Event()
             late, self._late = self._late, []
             for pair in late:
+                self._look_once(pair)
                 self.register(pair)
             self._close_surplus()
+
+    def _look_once(self, pair: Pair) -> None:
+        """Close what is at its end: then epoll, whose calls cost more than this, is not needed."""
+        for pipe in pair.pipes:
+            if pipe.open and not pipe.registered and (data := pipe.read()) is not None:
+                if not data:
+                    self.close_pipe(pipe)
+                if pair.sink is not None:
+                    # Whether there is room for more is asked with the next chunk.
+                    pair.sink(pipe, data)
 
     def _close_surplus(self) -> None:
         """Keep at most `max_open` pairs of ended cells: whoever writes to an older gets EPIPE."""

@@ -224,18 +224,23 @@ class WireKernel(Kernel):
                 late = replace(output, cell=cell, background=True)
                 self._late_backlog.append(late)
                 self._late_bytes += len(late.data)
-        self._late_wakeup.set()
+        if self._late_backlog:
+            self._late_wakeup.set()
 
     def _late_merger(self, pair: Pair) -> Merger:
         return Merger(self._nonce, pair.cell, turns=False)
 
     def _late_sink(self, pair: Pair) -> Callable[[Pipe, bytes], bool]:
+        # Made here, not with the first bytes: one that counts them begins where the cell ended.
         cell, merger = pair.cell, self._late_merger(pair)
 
         def sink(pipe: Pipe, data: bytes) -> bool:
-            self._late_pairs[pipe.pair.number] = pipe.pair
             self._add_late(merger.feed(pipe.name, data) if data else merger.flush(), cell)
-            return self._late_bytes < MAX_BUFFERED_BYTES
+            if self._late_bytes < MAX_BUFFERED_BYTES:
+                return True
+            # There is a backlog: whoever gets it ready resumes this pair after it.
+            self._late_pairs[pipe.pair.number] = pipe.pair
+            return False
 
         return sink
 

@@ -23,9 +23,17 @@ def encode(value: dict[str, Any], what: str) -> tuple[str, dict[str, Any]]:
     Raises `ValueError`, naming `what`, for anything that isn't plain JSON: NaN, infinities,
     objects, cycles, and nesting too deep to be read.
     """
+    text = encode_only(value, what)
     try:
-        text = _encode(value)
         return text, _decode(text)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{what} is not plain JSON: {error}") from error
+
+
+def encode_only(value: dict[str, Any], what: str) -> str:
+    """The text alone, of what nobody is shown. Raises `ValueError` as `encode` does."""
+    try:
+        return _encode(value)
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{what} is not plain JSON: {error}") from error
 

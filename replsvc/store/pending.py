@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 import trio
 
 from replsvc.calls import Draft, Event, EventKind, utc_now
-from replsvc.store.encoding import encode, to_micros
+from replsvc.store.encoding import encode, encode_only, to_micros
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -105,7 +105,7 @@ class Append(Pending[tuple[Event, ...]]):
             text = row.text
             if row.seq_of is not None:
                 row.data["call"]["seq"] = first + row.seq_of
-                text, _ = encode(row.data, "The end of a call")
+                text = encode_only(row.data, "The end of a call")
             transaction.rows.append(
                 (session_id, seq, row.call_id, row.kind, micros, text, row.blob)
             )
