@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import gc
 import getpass
 import logging
 import os
@@ -144,6 +145,8 @@ class GuestApp(IPKernelApp):
         self._show_workspace(hello.get("hidden") or [])
         if hello.get("unused"):
             link.adopt = self._adopt
+        # what lives as long as the kernel is not looked at again, whenever the user's code collects
+        gc.freeze()
         link.ready(
             python=sys.version.split()[0],
             implementation=sys.implementation.name,

@@ -21,6 +21,7 @@ that piece falls back to stock behaviour; nothing here may fail to import.
 - `BaseEventLoop._selector`, `._ready`, `._scheduled`: a child must not share its parent's epoll.
 - `Thread._bootstrap_inner`, and `Thread._context` (3.14): where a new thread gets its cell.
 - `Popen._get_handles`: a process started by an older cell's thread writes to that cell.
+- `_signal.signal`: the handler is set thrice a cell, and `signal.signal` makes enumerations of it.
 - `ZMQStream._rebuild_io_state`: looks at the socket again after a send that went past the stream.
 - `atexit._run_exitfuncs`: handlers run without waiting for user threads, as a kernel's end can't.
 """
@@ -32,6 +33,7 @@ import atexit
 import contextlib
 import functools
 import selectors
+import signal
 import subprocess
 import sys
 import threading
@@ -39,6 +41,8 @@ from contextvars import Context, ContextVar, copy_context
 from typing import Any, Callable, Iterator
 
 _MISSING: Any = object()
+set_handler: Callable[..., Any] = getattr(sys.modules.get("_signal"), "signal", signal.signal)
+SNDMORE = 2  # as a number: pyzmq's own loop makes enumerations of each frame's flags
 
 
 class QuietShell:
@@ -148,7 +152,10 @@ def send_now(stream: Any, frames: list[Any]) -> None:
     if look_again is None:
         stream.send_multipart(frames)
         return
-    stream.socket.send_multipart(frames)
+    send = stream.socket.send
+    for frame in frames[:-1]:
+        send(frame, SNDMORE)
+    send(frames[-1])
     look_again()
 
 

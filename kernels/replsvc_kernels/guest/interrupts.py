@@ -14,6 +14,8 @@ import sys
 import threading
 from typing import Any, Callable
 
+from . import compat
+
 LIBRARIES = (os.path.dirname(os.path.abspath(__file__)),)
 
 
@@ -46,7 +48,7 @@ class Interrupts:
 
         sys.unraisablehook = unraisable
         # a function, not SIG_IGN: children would inherit that
-        signal.signal(signal.SIGINT, self._quiet)
+        compat.set_handler(signal.SIGINT, self._quiet)
 
     def begin(self) -> None:
         """A request has come whose user code is about to run."""
@@ -65,30 +67,30 @@ class Interrupts:
         try:
             try:
                 # the stock handler, by identity: asyncio.run and trio look whether it is that
-                signal.signal(signal.SIGINT, signal.default_int_handler)
+                compat.set_handler(signal.SIGINT, signal.default_int_handler)
                 if self._pending:
                     raise KeyboardInterrupt
                 result = function()
             finally:
-                signal.signal(signal.SIGINT, self._quiet)
+                compat.set_handler(signal.SIGINT, self._quiet)
         except BaseException as caught:  # noqa: BLE001 - the caller makes a reply of it
             error = caught
         # once more, for the signal that came between the end of the code and the line above
-        signal.signal(signal.SIGINT, self._quiet)
+        compat.set_handler(signal.SIGINT, self._quiet)
         return result, error
 
     async def wait(self, task: Any) -> tuple[Any, BaseException | None]:
         """Wait for an awaiting cell's task; SIGINT cancels it, or interrupts what it computes."""
         self._loop, self._task = asyncio.get_running_loop(), task
         self._starting = False
-        signal.signal(signal.SIGINT, self._strike)
+        compat.set_handler(signal.SIGINT, self._strike)
         if self._pending:
             self.struck = True
             task.cancel()
         try:
             await asyncio.wait([task])
         finally:
-            signal.signal(signal.SIGINT, self._quiet)
+            compat.set_handler(signal.SIGINT, self._quiet)
             self._task = None
         if task.cancelled():
             return None, KeyboardInterrupt() if self.struck else asyncio.CancelledError()
@@ -101,11 +103,11 @@ class Interrupts:
             function()
             return
         late: list[Any] = []
-        before = signal.signal(signal.SIGINT, lambda _number, frame: late.append(frame))
+        before = compat.set_handler(signal.SIGINT, lambda _number, frame: late.append(frame))
         try:
             function()
         finally:
-            signal.signal(signal.SIGINT, before)
+            compat.set_handler(signal.SIGINT, before)
         if late and callable(before):
             before(signal.SIGINT, late[0])
 
