@@ -152,6 +152,8 @@ async def run_cell(
         died = error.exit
     except ProtocolViolation as error:
         violation = str(error)
+        # It is being ended; until it has, the next call could be given to it.
+        await kernel.kill()
     stopped = control.stopped
     if reply is not None and reply.status == "ok" and stopped == "interrupted":
         stopped = None  # the code took the interrupt and ended as it wanted
