@@ -68,7 +68,7 @@ async def test_a_cell_that_floods_its_own_call_harms_nobody_else(session: Sessio
 async def test_markers_that_lie_cost_order_and_no_bytes(session: Session) -> None:
     """Whatever a cell writes between markers of its own making, each byte is in the log.
 
-    What it publishes behind its own kernel's back may be left out: its reply says how much there is.
+    What it publishes behind its kernel's back may be left out: its reply says how much there is.
     """
     code = (
         f"{PRELUDE}\n"
