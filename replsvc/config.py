@@ -86,6 +86,9 @@ class Limits(Section):
     wall_s: float | None = Field(
         default=None, gt=0, description="a session's whole life, until it is closed"
     )
+    output_bytes_per_s: float | None = Field(
+        default=None, ge=1_024, description="output of one session, which is slowed down to it"
+    )
     max_log_bytes: int = Field(default=64 * MiB, gt=0, description="log of one call's output")
     max_artifacts: int = Field(
         default=100, ge=0, description="files that one call's result lists; 0 looks for none"

@@ -28,6 +28,7 @@ from replsvc.session import SessionParts
 from replsvc.session_values import Mount, SessionRequest, first_problem, lower_limits
 from replsvc.store.artifacts import ArtifactFiles
 from replsvc.store.log import EventLog
+from replsvc_kernels import messages
 from replsvc_kernels.backends.forkserver import ForkServerBackend
 from replsvc_kernels.kernel import HostMount, LaunchSpec, Resources
 from replsvc_kernels.workspaces import Workspaces
@@ -95,7 +96,8 @@ class Opener:
             # Nothing holds a plain process to these: what is not in force is not said.
             limits = limits.model_copy(update=dict.fromkeys(ISOLATED_LIMITS))
         if request.kernel is not None:
-            limits = limits.model_copy(update={"cpu_s": None})  # nor a kernel that is not ours
+            # Nor a kernel that is not ours.
+            limits = limits.model_copy(update={"cpu_s": None, "output_bytes_per_s": None})
         for mount in mounts:
             workspace.check_apart(workspace.check_mount(mount), self._private)
         try:
@@ -112,6 +114,7 @@ class Opener:
             env={**environment.env, **request.env},
             startup_timeout_s=limits.startup_timeout_s,
             resources=_resources(limits),
+            limits=_accepted(limits),
             mounts=tuple(
                 HostMount(str(workspace.source_of(one)), one.target, one.writable) for one in mounts
             ),
@@ -139,7 +142,7 @@ class Opener:
         """
         chosen = await self._backends.choose(SessionRequest())
         if isinstance(chosen.backend, ForkServerBackend):
-            chosen.backend.expect(LaunchSpec("", resources=_resources(self._config.limits)))
+            chosen.backend.expect(_usual(self._config.limits))
         return chosen.missing
 
     def _limits(self, request: SessionRequest) -> Limits:
@@ -201,6 +204,15 @@ class Opener:
             isolation=chosen.isolation,
             packages=facts.packages,
         )
+
+
+def _usual(limits: Limits) -> LaunchSpec:
+    """What of a launch is known before there is a session."""
+    return LaunchSpec("", resources=_resources(limits), limits=_accepted(limits))
+
+
+def _accepted(limits: Limits) -> messages.Limits:
+    return messages.Limits(output_bytes_per_s=limits.output_bytes_per_s)
 
 
 def _resources(limits: Limits) -> Resources:

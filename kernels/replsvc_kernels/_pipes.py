@@ -12,6 +12,7 @@ import contextlib
 import errno
 import fcntl
 import json
+import math
 import os
 import select
 import socket
@@ -29,6 +30,9 @@ WIDE_PIPE_BYTES = 1024 * 1024
 # A reader that is woken for every line of a chatty cell costs more than the line; this much delay
 # lets bytes gather and is not seen by anyone.
 GATHER_S = 0.001
+# A slowed session may save up so much time of silence, and is read in no smaller parts.
+BURST_S = 1.0
+LEAST_READ_BYTES = 1024
 
 
 class Pipe:
@@ -83,15 +87,44 @@ class Pair:
         return any(pipe.open for pipe in self.pipes)
 
 
+class _Pace:
+    """How long to wait after so many bytes: so many a second, `BURST_S` of them at once."""
+
+    def __init__(self, bytes_per_s: float | None) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._paid_until = -math.inf
+
+    @property
+    def step(self) -> int:
+        """Bytes to read at a time, so that what is slow comes evenly."""
+        if self._bytes_per_s is None:
+            return READ_BYTES
+        return max(LEAST_READ_BYTES, min(READ_BYTES, int(self._bytes_per_s / 10)))
+
+    def wait_s(self, read: int) -> float:
+        if self._bytes_per_s is None:
+            return GATHER_S
+        now = trio.current_time()
+        self._paid_until = max(self._paid_until, now - BURST_S) + read / self._bytes_per_s
+        return max(GATHER_S, self._paid_until - now)
+
+
 class Pump:
     """All output pipes of one kernel: makes them, hands their write ends over, reads them.
 
     A pair is read by whoever runs its cell (`Pipe.read`) until it is registered here; then the pump
     reads it and gives each chunk to the pair's sink. A cell that ends within milliseconds never
     touches epoll.
+
+    With `bytes_per_s` it reads no faster, and writers wait in their pipes. Who runs a cell reads
+    what is left when that has ended, at once.
     """
 
-    def __init__(self, guest: socket.socket, max_open: int) -> None:
+    def __init__(
+        self, guest: socket.socket, max_open: int, bytes_per_s: float | None = None
+    ) -> None:
+        self._pace = _Pace(bytes_per_s)
+        self._may_widen = bytes_per_s is None
         self._guest = guest
         self._epoll = select.epoll()
         self._by_fd: dict[int, Pipe] = {}
@@ -169,7 +202,7 @@ class Pump:
 
     def _widen(self, pipe: Pipe) -> None:
         # Only for cells that last: the system bounds the pages that a user's pipes may hold.
-        if not pipe.wide:
+        if not pipe.wide and self._may_widen:
             pipe.wide = True
             with contextlib.suppress(OSError):
                 fcntl.fcntl(pipe.fd, fcntl.F_SETPIPE_SZ, WIDE_PIPE_BYTES)
@@ -180,21 +213,23 @@ class Pump:
             nursery.start_soon(self._watch_late)
             while True:
                 await trio.lowlevel.wait_readable(self._epoll.fileno())
+                read = 0
                 for fd, _events in self._epoll.poll(0):
                     if (pipe := self._by_fd.get(fd)) is not None:
-                        self._take(pipe)
-                await trio.sleep(GATHER_S)
+                        read += self._take(pipe)
+                await trio.sleep(self._pace.wait_s(read))
 
-    def _take(self, pipe: Pipe) -> None:
-        data = pipe.read()
+    def _take(self, pipe: Pipe) -> int:
+        data = pipe.read(self._pace.step)
         if data is None:
-            return
+            return 0
         if not data:
             self.close_pipe(pipe)
         sink = pipe.pair.sink
         if sink is not None and not sink(pipe, data) and pipe.open:
             self._epoll.modify(pipe.fd, 0)
             pipe.armed = False
+        return len(data)
 
     async def _watch_late(self) -> None:
         # Most pairs are at their end a moment after their cell: look once, later, at many together.

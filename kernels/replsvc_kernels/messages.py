@@ -197,9 +197,14 @@ class SetupReport:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds on what is accepted from a kernel, in bytes and counts; past one it is `protocol`."""
+    """Bounds on what is accepted from a kernel, in bytes and counts; past one it is `protocol`.
+
+    All but `output_bytes_per_s`: who writes more to stdout and stderr is slowed down to it. That
+    needs our guest.
+    """
 
     max_message_bytes: int = 64 * 1024 * 1024
     max_json_depth: int = 64
     max_traceback_lines: int = 1_000
     max_streams: int = 64
+    output_bytes_per_s: float | None = None

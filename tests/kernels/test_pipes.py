@@ -20,10 +20,10 @@ from replsvc_kernels._pipes import READ_BYTES, WIDE_PIPE_BYTES, Pair, Pipe, Pump
 class Guest:
     """A pump, the write ends of its pairs, and what its sinks were given."""
 
-    def __init__(self, max_open: int = 64) -> None:
+    def __init__(self, max_open: int = 64, bytes_per_s: float | None = None) -> None:
         self.link, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.link.settimeout(30)
-        self.pump = Pump(ours, max_open)
+        self.pump = Pump(ours, max_open, bytes_per_s)
         self.ends: list[int] = []
         self.told: list[tuple[int, str, bytes]] = []
         self.more = trio.Event()
@@ -54,8 +54,8 @@ class Guest:
 
 
 @contextmanager
-def guest(max_open: int = 64) -> Iterator[Guest]:
-    it = Guest(max_open)
+def guest(max_open: int = 64, bytes_per_s: float | None = None) -> Iterator[Guest]:
+    it = Guest(max_open, bytes_per_s)
     try:
         yield it
     finally:
@@ -191,3 +191,23 @@ def test_closing_closes_everything_and_may_be_repeated() -> None:
     assert descriptors() == before
     it.pump.resume(pair)
     it.pump.retire(pair)
+
+
+async def test_a_pump_with_a_rate_reads_so_much_a_second_and_saves_up_one(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    with guest(bytes_per_s=10_000) as it:
+        pair, out, _ = it.pair()
+        it.pump.register(pair)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(it.pump.run)
+            for seconds in (4, 4):
+                begun = trio.current_time()
+                count = sum(len(data) for _, _, data in it.told)
+                os.write(out, bytes(50_000))
+                while sum(len(data) for _, _, data in it.told) < count + 50_000:
+                    await it.wait_told(len(it.told) + 1)
+                # Five seconds' worth, of which one had been saved up.
+                assert seconds - 0.2 <= trio.current_time() - begun <= seconds + 0.2
+                await trio.sleep(10)
+            nursery.cancel_scope.cancel()

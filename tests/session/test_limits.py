@@ -337,3 +337,30 @@ async def test_a_kernel_that_can_not_be_given_another_cell_ends_and_says_why(
         assert (call.cause.kind, call.cause.exit_code) == ("exit", 171)
         assert "RLIMIT_NOFILE" in call.text
         assert (await session.run("6 * 7")).text == "=> 42"
+
+
+# Output
+
+
+async def test_output_past_the_rate_is_slowed_and_a_neighbours_is_not(
+    coordinator: Coordinator,
+) -> None:
+    async with neighbours(coordinator, output_bytes_per_s=2_000, timeout_s=1) as session:
+        loud = "print('o' * 999_999)\n'done'"
+        # It would take minutes: the writer waits, and can be interrupted there.
+        call = await session.run(loud)
+        assert caused(call) == ("timeout", "wall", 1)
+        assert not call.state_lost
+        assert 2_000 <= call.output.total_bytes < 300_000
+        assert call.output.dropped_bytes == 0
+        async with coordinator.session() as other:
+            call = await other.run(loud)
+            assert (call.status, call.output.total_bytes) == ("ok", 1_000_000)
+        assert (await session.run("1 + 1")).text == "=> 2"
+
+
+async def test_slowed_output_is_whole(coordinator: Coordinator) -> None:
+    async with neighbours(coordinator, output_bytes_per_s=200_000) as session:
+        call = await session.run("for n in range(30_000): print(f'{n:09}')")
+        assert (call.status, call.output.total_bytes) == ("ok", 300_000)
+        assert call.output.total_lines == 30_000

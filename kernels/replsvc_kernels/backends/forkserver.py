@@ -348,7 +348,7 @@ class ForkServerBackend(Backend):
         function(*args, **named)
 
     def _new_ends(self, place: int, spec: LaunchSpec, *, unused: bool) -> GuestEnds:
-        return GuestEnds(*self._addresses(place), spec.limits.max_streams, unused=unused)
+        return GuestEnds(*self._addresses(place), spec.limits, unused=unused)
 
     @staticmethod
     def _addresses(place: int) -> tuple[str, str]:

@@ -25,6 +25,7 @@ from replsvc_kernels.kernel import (
     LaunchSpec,
     LaunchTimeout,
 )
+from replsvc_kernels.messages import Limits
 
 # What must not be importable in sessions: the environment may be the one that runs us.
 HIDDEN = ("replsvc", "replsvc_kernels", "replsvc_extensions")
@@ -39,9 +40,7 @@ class GuestEnds:
 
     kernel_type = WireKernel
 
-    def __init__(
-        self, outside: str, inside: str, max_streams: int, *, unused: bool = False
-    ) -> None:
+    def __init__(self, outside: str, inside: str, limits: Limits, *, unused: bool = False) -> None:
         key, nonce = secrets.token_hex(32), secrets.token_hex(8)
         self.connection = Connection("ipc", outside, PORTS, key.encode())
         self.nonce = nonce.encode()
@@ -63,7 +62,7 @@ class GuestEnds:
                 )
                 undo_theirs.callback(self.guest_end.close)
                 self.guest.setblocking(False)
-                self.pump = self.new_pump(max_streams)
+                self.pump = self.new_pump(limits)
                 undo.callback(self.pump.close)
                 self.orphan, self.stdio = self.pump.new_pair()
                 for fd in self.stdio:
@@ -75,9 +74,9 @@ class GuestEnds:
         except OSError as error:
             raise LaunchError(f"no pipes for the kernel can be made: {error}") from error
 
-    def new_pump(self, max_streams: int) -> Pump:
+    def new_pump(self, limits: Limits) -> Pump:
         """What makes the kernel's pipes; `guest` is there."""
-        return Pump(self.guest, max_streams)
+        return Pump(self.guest, limits.max_streams, limits.output_bytes_per_s)
 
     def more(self) -> dict[str, Any]:
         """What else the guest is to know from the beginning."""

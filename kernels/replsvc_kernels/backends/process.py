@@ -62,7 +62,7 @@ class ProcessBackend(Backend):
         python = check_python(spec.python)
         with ExitStack() as stack:
             directory = stack.enter_context(private_directory(self._runtime_dir))
-            ends = GuestEnds(f"{directory}/k", f"{directory}/k", spec.limits.max_streams)
+            ends = GuestEnds(f"{directory}/k", f"{directory}/k", spec.limits)
             stack.callback(ends.pump.close)
             process = ReaperProcess()
             process.accounts = Accounts(resources=spec.resources)

@@ -44,7 +44,7 @@ from replsvc_kernels.backends.session_ids import SessionIds
 from replsvc_kernels.backends.surroundings import PORTS
 from replsvc_kernels.background import background_nursery
 from replsvc_kernels.kernel import KernelInfo, LaunchSpec, LaunchTimeout
-from replsvc_kernels.messages import Kept
+from replsvc_kernels.messages import Kept, Limits
 from replsvc_kernels.sandbox import cgroups, namespaces
 
 NAMES = ("cgroups", "servers", "keepers", "kernels", "pairs")
@@ -262,7 +262,7 @@ class SurvivingServers(ForkServers):
         with ExitStack() as stack:
             self._taken(name, stack, group)
             guest = socket.socket(fileno=left.guest)
-            pump = HeldPump(guest, spec.limits.max_streams)
+            pump = HeldPump(guest, spec.limits.max_streams, spec.limits.output_bytes_per_s)
             stack.callback(pump.close)
             pump.start_holding(self.holder, name)
             outside = f"/proc/self/fd/{left.place}/k"
@@ -334,13 +334,13 @@ class _HeldEnds(GuestEnds):
 
     kernel_type = HeldKernel
 
-    def __init__(self, outside: str, inside: str, max_streams: int, holder: Holder, name: str):
+    def __init__(self, outside: str, inside: str, limits: Limits, holder: Holder, name: str):
         self._holder, self._name = holder, name
-        super().__init__(outside, inside, max_streams)
+        super().__init__(outside, inside, limits)
 
-    def new_pump(self, max_streams: int) -> Pump:
+    def new_pump(self, limits: Limits) -> Pump:
         """See `GuestEnds.new_pump`."""
-        pump = HeldPump(self.guest, max_streams)
+        pump = HeldPump(self.guest, limits.max_streams, limits.output_bytes_per_s)
         pump.start_holding(self._holder, self._name)
         return pump
 
@@ -365,7 +365,7 @@ class SurvivingBackend(ForkServerBackend):
         assert not unused  # there is no pool here
         name = spec.name or Path(spec.workspace).parent.name
         outside, inside = self._addresses(place)
-        return _HeldEnds(outside, inside, spec.limits.max_streams, self._servers.holder, name)
+        return _HeldEnds(outside, inside, spec.limits, self._servers.holder, name)
 
     @contextmanager
     def _holding(
