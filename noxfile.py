@@ -19,7 +19,7 @@ nox.options.reuse_existing_virtualenvs = True
 nox.options.stop_on_first_error = False
 
 SOURCES = ("replsvc", "kernels", "extensions", "tests", "benchmarks", "examples", "docs")
-WITH_IDS = ("isolation", "attacks", "subordinate_ids")
+WITH_IDS = ("isolation", "attacks", "subordinate_ids", "limits")
 WITHOUT_IDS = (
     "session/test_limits_and_deaths", "session/test_isolated_service",
     "kernels/test_forkserver", "kernels/test_contract",
