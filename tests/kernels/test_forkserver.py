@@ -240,7 +240,6 @@ async def test_without_control_groups_each_users_processes_are_limited(
 # Much at a time
 
 
-@pytest.mark.needs("root")
 async def test_more_mounts_than_a_dozen_are_all_there(
     servers: ForkServers, backend: ForkServerBackend, tmp_path: Path
 ) -> None:

@@ -30,6 +30,7 @@ from outside import (
 from replsvc.config import Config, Limits
 from replsvc.coordinator import Coordinator
 from replsvc.session import Session
+from replsvc.session_values import Mount
 from replsvc_kernels.backends import guest_kernel
 from replsvc_kernels.sandbox import _syscalls
 
@@ -266,6 +267,32 @@ async def test_its_control_group_can_be_neither_seen_nor_left(
     assert await attempt(offender, "find", ["cgroup.procs", "pids.max", "memory.max"]) == []
     pid = str(kernel_pid(offender))
     assert all(pid in (group / "cgroup.procs").read_text().split() for group in own)
+
+
+@pytest.mark.parametrize("writable", [False, True])
+async def test_a_mount_shows_what_is_mounted_and_is_written_only_if_it_says_so(
+    coordinator: Coordinator, neighbour: Session, tmp_path: Path, writable: bool
+) -> None:
+    place = tmp_path / "there"
+    place.mkdir()
+    place.chmod(0o777)
+    (place / "file").write_text("the host's")
+    (tmp_path / "beside").write_text("a secret")
+    mount = Mount(source=str(place), target="deep/in", writable=writable)
+    async with coordinator.session(**given(), mounts=[mount]) as session:
+        assert (await session.run("open('deep/in/file').read()")).text == '=> "the host\'s"'
+        await attempt(session, "prove")
+        assert await attempt(session, "find", ["beside"]) == []
+        assert await attempt(session, "read", "deep/in/../../beside") == "ENOENT"
+        call = await session.run("open('deep/in/new', 'w').close()")
+        assert (call.status == "ok") is writable
+        if not writable:
+            assert call.error is not None
+            assert "Read-only file system" in call.error.evalue
+        found = await attempt(session, "against_process", kernel_pid(neighbour))
+        assert (found["environ"], found["signal"]) == ("ENOENT", "ESRCH")
+    assert (place / "new").exists() is writable
+    assert (place / "file").read_text() == "the host's"
 
 
 # Limits

@@ -180,6 +180,8 @@ class ForkServerBackend(Backend):
         self, python: str, server: ForkServer, servers: ForkServers, ids: SessionIds
     ) -> None:
         self._python, self._server, self._servers, self._ids = python, server, servers, ids
+        # Else the server's children do it, who see less of what the host mounts later.
+        self._mounts = namespaces.may_mount()
         self._pool = Pool(self._spare, servers.pool, servers.has_room)
 
     async def run(self) -> None:
@@ -380,7 +382,7 @@ class ForkServerBackend(Backend):
                     if spec.mount_workspace is not None:
                         fds.append(_mount(spec.mount_workspace))
                         theirs.callback(os.close, fds[-1])
-                    for mount in spec.mounts:
+                    for mount in spec.mounts if self._mounts else ():
                         fds.append(_show(mount.source))
                         theirs.callback(os.close, fds[-1])
                     try:
@@ -454,7 +456,10 @@ class ForkServerBackend(Backend):
             "run": f"{name}/run",
             "tmp_bytes": min(TMP_BYTES, half),
             "shared_memory_bytes": min(SHARED_MEMORY_BYTES, half),
-            "shown": [{"target": m.target, "writable": m.writable} for m in spec.mounts],
+            "shown": [
+                {"target": m.target, "writable": m.writable, "source": m.source}
+                for m in spec.mounts
+            ],
             "rlimits": {
                 "open_files": spec.resources.open_files,
                 "file_size": spec.resources.file_bytes,

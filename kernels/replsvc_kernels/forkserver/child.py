@@ -16,6 +16,7 @@ from _replsvc_sandbox import (
     close_fds,
     credentials,
     landlock,
+    mounts,
     namespaces,
     rlimits,
     seccomp,
@@ -28,8 +29,13 @@ from _replsvc_sandbox import (
 REQUEST, GUEST, OUT, ERR = range(4)
 
 
-def become_kernel(app: Any, root: Any, fds: list[int], single: bool) -> None:
+def become_kernel(
+    app: Any, root: Any, fds: list[int], single: bool, views: tuple[int, int] | None
+) -> None:
     """Never returns: the process ends as a kernel. `root` is the server's `ServerRoot`.
+
+    `views` are mount namespaces, the one that shows the machine and the server's own, where the
+    host can't make mounts for a session: then they are made here.
 
     The request is a file that only this process reads: the server, whose memory every later kernel
     inherits, never has a session's variables in it. A step that fails is told to the host through
@@ -47,7 +53,10 @@ def become_kernel(app: Any, root: Any, fds: list[int], single: bool) -> None:
         os.dup2(fds[OUT], 1)
         os.dup2(fds[ERR], 2)
         link = HostLink(fds[GUEST])
-        _isolate(root, request, single, joins, fds[ERR + 1 + len(joins) :], keep=fds[GUEST])
+        given = fds[ERR + 1 + len(joins) :]
+        if views is not None:
+            given += _seen(views, [one["source"] for one in request["shown"]])
+        _isolate(root, request, single, joins, given, keep=fds[GUEST])
         adopt_environment(request["env"])
         app.plumb(link)
     except BaseException as error:  # noqa: BLE001 - whatever it is, the host must hear of it
@@ -58,17 +67,28 @@ def become_kernel(app: Any, root: Any, fds: list[int], single: bool) -> None:
     os._exit(0)
 
 
+def _seen(views: tuple[int, int], sources: list[str]) -> list[int]:
+    """Detached mounts of what lies at these paths of the machine."""
+    if not sources:
+        return []
+    machine, own = views
+    namespaces.setns(machine, namespaces.NEWNS)
+    made = [mounts.tree(path, 0) for path in sources]
+    namespaces.setns(own, namespaces.NEWNS)
+    return made
+
+
 def _isolate(
     root: Any,
     request: dict[str, Any],
     single: bool,
     joins: list[int],
-    mounts: list[int],
+    given: list[int],
     keep: int,
 ) -> None:
     user, work = request["user"], request["work"]
     if work is None and not request["unused"]:
-        work, *mounts = mounts
+        work, *given = given
     namespaces.enter_session_namespaces("session")
     session_root.build(
         root,
@@ -81,7 +101,7 @@ def _isolate(
             shared_memory_bytes=request["shared_memory_bytes"],
             shown=[
                 session_root.Shown(fd, one["target"], one["writable"])
-                for fd, one in zip(mounts, request["shown"])
+                for fd, one in zip(given, request["shown"])
             ],
         ),
     )

@@ -155,8 +155,11 @@ class _Server:
                 os.waitpid(pid, 0)
             os._exit(0)
         close_all(descriptors)
+        machine = None if mounting else namespaces.open_own("mnt")
         namespaces.unshare(namespaces.NEWNS)
         server_root.enter(self._root)
+        # Sessions' own mounts are made where the machine is seen, if not by the host itself.
+        self._views = None if machine is None else (machine, namespaces.open_own("mnt"))
 
     # Serving
 
@@ -199,7 +202,7 @@ class _Server:
             self._control.close()
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            child.become_kernel(self._app, self._root, descriptors, self._single)
+            child.become_kernel(self._app, self._root, descriptors, self._single, self._views)
         self._come_home()
         close_all(descriptors)
         self._kernels[pid] = number

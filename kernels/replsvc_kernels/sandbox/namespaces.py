@@ -149,12 +149,12 @@ def maps_for_one_id() -> IdMaps:
 
 
 def may_mount() -> bool:
-    """Whether we may do outside of a user namespace what mounts need: root in a container may not.
-
-    Raises `OSError` without /proc.
-    """
-    with open("/proc/self/status", encoding="utf-8") as file:
-        (effective,) = [line.split()[1] for line in file if line.startswith("CapEff:")]
+    """Whether we may mount outside of a user namespace: root in a container may not."""
+    try:
+        with open("/proc/self/status", encoding="utf-8") as file:
+            (effective,) = [line.split()[1] for line in file if line.startswith("CapEff:")]
+    except OSError:
+        return False  # no Linux
     return bool(int(effective, 16) >> _CAP_SYS_ADMIN & 1)
 
 
