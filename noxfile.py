@@ -112,6 +112,33 @@ def e2e(session: nox.Session) -> None:
     run(session, python, "-m", "pytest", "-m", "e2e", *session.posargs)
 
 
+# Our guest's versions of ipykernel (guest/versions.py), the oldest with the IPython of its time.
+MATRIX = {
+    "6.29": ("ipykernel==6.29.*", "ipython==8.*"),
+    "7.1": ("ipykernel==7.1.*",),
+    "newest": ("ipykernel",),
+}
+MATRIX_TESTS = ("guest", "test_conformance.py", "test_jupyter_client.py", "test_contract.py")
+# What cells of the tests import.
+IN_CELLS = ("anyio", "matplotlib", "trio")
+
+
+@nox.session
+@nox.parametrize("version", list(MATRIX))
+def matrix(session: nox.Session, version: str) -> None:
+    """Tests of kernels with each version of ipykernel, in environments that have nothing of ours.
+
+    `nox -s "matrix(version='7.1')" -- ARGS` hands ARGS to pytest.
+    """
+    python = prepare(session) / "python"
+    place = Path(session.create_tmp()).resolve() / version
+    theirs = place / "bin" / "python"
+    run(session, python, "-m", "venv", "--clear", str(place))
+    run(session, theirs, "-m", "pip", "install", "--quiet", *MATRIX[version], *IN_CELLS)
+    tests = session.posargs or [f"tests/kernels/{name}" for name in MATRIX_TESTS]
+    run(session, python, "-m", "pytest", f"--kernel-python={theirs}", *tests)
+
+
 @nox.session
 def docs(session: nox.Session) -> None:
     """Write what is generated in docs/ anew."""

@@ -175,6 +175,7 @@ def rig_of(*names: str) -> Any:
 
 rig = rig_of(*MAKERS, "forkserver")
 guest_rig = rig_of("fake", "process", "forkserver")
+awaiting_rig = rig_of("process", "forkserver")
 bare_rig = rig_of("provisioner", "stock")
 rig_with_code = rig_of("process", "provisioner", "forkserver")
 
@@ -587,3 +588,20 @@ async def test_closing_leaves_no_process_directory_or_descriptor(rig: Rig, watch
     watched.close()
     assert list(rig.runtime_dir.iterdir()) == []
     assert open_descriptors() == before
+
+
+async def test_the_first_step_of_the_ladder_ends_a_cell_that_awaits(awaiting_rig: Rig) -> None:
+    """A stock kernel sleeps on."""
+    async with awaiting_rig.open() as kernel:
+        await run(kernel, "kept = 7")
+        code = "import asyncio; print('on my way', flush=True)\nawait asyncio.sleep(3600)"
+        async with kernel.execute(code, cell="c") as cell:
+            async for output in cell:
+                if isinstance(output, Stream):
+                    assert await kernel.interrupt()
+        assert cell.reply is not None
+        assert cell.reply.failure is not None
+        assert cell.reply.failure.ename == "KeyboardInterrupt"
+        assert kernel.exit is None
+        outputs, _ = await run(kernel, "print(kept)")
+        assert printed(outputs) == b"7\n"

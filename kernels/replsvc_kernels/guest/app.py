@@ -198,7 +198,7 @@ class GuestApp(IPKernelApp):
             socket.setsockopt(zmq.XPUB_VERBOSE, 1)
             # A slow reader costs this process memory, never a message.
             socket.sndhwm = 0
-        self._bind_socket(socket, port)
+        compat.bind(self, socket, port)
         return socket
 
     @staticmethod
@@ -235,7 +235,7 @@ class GuestApp(IPKernelApp):
         stock = asyncio.create_task
 
         def create_task(coro: Any, **options: Any) -> Any:
-            if asyncio._get_running_loop() is None and loop.is_running():
+            if not compat.a_loop_runs() and loop.is_running():
                 given = {name: value for name, value in options.items() if value is not None}
                 return loop.create_task(coro, **given)
             return stock(coro, **options)

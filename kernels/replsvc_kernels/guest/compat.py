@@ -1,7 +1,7 @@
 """Every private name that we lean on: which, why, and what happens where it is missing.
 
-Tried with ipykernel 6.29 and 7.4, IPython 8.18 to 9.18, Python 3.9 to 3.13. Where a name is gone,
-that piece falls back to stock behaviour; nothing here may fail to import.
+Tried with ipykernel 6.29, 7.1 and 7.4, IPython 8.18 to 9.18, Python 3.9 to 3.13. Where a name is
+gone, that piece falls back to stock behaviour; nothing here may fail to import.
 
 - `InteractiveShell._tee` (IPython 9): keeps every printed chunk in memory and slows print.
 - `InteractiveShell._format_exception_for_storage` (IPython 9): formats each error a second time.
@@ -23,7 +23,16 @@ that piece falls back to stock behaviour; nothing here may fail to import.
 - `Popen._get_handles`: a process started by an older cell's thread writes to that cell.
 - `_signal.signal`: the handler is set thrice a cell, and `signal.signal` makes enumerations of it.
 - `ZMQStream._rebuild_io_state`: looks at the socket again after a send that went past the stream.
+- `IPKernelApp._bind_socket`: a socket's address, for each transport.
+- `Kernel._topic`: the prefix that subscribers of one kernel's messages know.
+- `asyncio._get_running_loop`: asks without raising.
 - `atexit._run_exitfuncs`: handlers run without waiting for user threads, as a kernel's end can't.
+
+Our classes override some, and where these are gone the stock ones do their work unseen:
+- `Kernel._publish_execute_input`: our host has the code already.
+- `InteractiveShell._showtraceback`, which keeps `._last_traceback`: every error's way out.
+- `InteractiveShell._exiter_default`: what `exit` and `quit` are.
+- `ProfileDir._location_changed`: makes directories.
 """
 
 from __future__ import annotations
@@ -168,6 +177,21 @@ def adopt_loop(kernel: Any) -> None:
     """Make anew what a kernel made before there was a loop to serve on."""
     if hasattr(kernel, "_main_asyncio_lock"):
         kernel._main_asyncio_lock = asyncio.Lock()
+
+
+def bind(app: Any, socket: Any, port: int) -> None:
+    """Bind one of the application's sockets to its address."""
+    app._bind_socket(socket, port)
+
+
+def topic(kernel: Any, name: str) -> bytes:
+    """What a message called `name` begins with, for subscribers."""
+    return kernel._topic(name)  # type: ignore[no-any-return]
+
+
+def a_loop_runs() -> bool:
+    """Whether an event loop runs in this thread, as far as asyncio knows."""
+    return asyncio._get_running_loop() is not None
 
 
 def parent_variables(kernel: Any) -> list[ContextVar[Any]]:

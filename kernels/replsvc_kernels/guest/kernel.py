@@ -310,9 +310,8 @@ class GuestKernel(IPythonKernel):
         if not self.is_let_go:
             content = {"status": "ok", "restart": bool(parent["content"].get("restart"))}
             self.session.send(stream, "shutdown_reply", content, parent, ident=ident)
-            self.session.send(
-                self.iopub_socket, "shutdown_reply", content, parent, ident=self._topic("shutdown")
-            )
+            topic = compat.topic(self, "shutdown")
+            self.session.send(self.iopub_socket, "shutdown_reply", content, parent, ident=topic)
         if self.busy:
             os.kill(os.getpid(), signal.SIGTERM)
         else:
