@@ -123,8 +123,10 @@ def test_input_without_stdin_is_an_error_at_once(client: Any) -> None:
 
 
 def test_an_error_stops_what_its_client_has_queued_behind_it(client: Any) -> None:
-    first = client.execute("1 / 0")
+    first = client.execute("input(); 1 / 0")
+    client.get_stdin_msg(timeout=PATIENCE_S)
     second = client.execute("after = 1")
+    client.input("")  # only now does it fail
     assert reply_to(client, first)["content"]["status"] == "error"
     assert reply_to(client, second)["content"]["status"] == "aborted"
     third = client.execute("'after' in globals()")

@@ -214,7 +214,7 @@ def test_ipykernel_missing_is_said_with_the_command_that_helps(
     bare.chmod(0o755)
     guest = launch(python=str(bare))
     assert guest.ready["ready"] is False
-    assert "-m pip install ipykernel" in guest.ready["error"]
+    assert "-m pip install 'ipykernel>=6.29,<8'" in guest.ready["error"]
     assert guest.process.wait() == 3
 
 
