@@ -82,3 +82,12 @@ async def test_counts_are_the_kernels_own_of_user_cells_only(session: Session) -
     assert counts == [1, 2, 3, 4, 5, 6]
     await session.restart()
     assert (await session.run("1")).execution_count == 1
+
+
+async def test_the_last_values_have_ipythons_names_from_the_first_cell_on(
+    session: Session,
+) -> None:
+    assert (await session.run("5")).text == "=> 5"
+    assert (await session.run("_ + 1")).text == "=> 6"
+    assert (await session.run("_, __, Out, _1")).text == "=> (6, 5, {1: 5, 2: 6}, 5)"
+    assert (await session.run("[name for name in dir() if name.startswith('x')]")).text == "=> []"

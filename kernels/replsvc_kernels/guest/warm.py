@@ -66,7 +66,8 @@ def warm(app: Any) -> list[str]:
     """
     kernel, session, shell = app.kernel, app.session, app.kernel.shell
     nowhere, complaints = _Nowhere(), _Complaints()
-    names, files = dict(shell.user_ns), set(linecache.cache)
+    names, hidden = dict(shell.user_ns), dict(shell.user_ns_hidden)
+    files = set(linecache.cache)
     session.key = b"warm"
     kernel.capture = kernel.link = kernel.iopub_socket = kernel.shell_stream = nowhere
     speakers = (shell.displayhook, shell.display_pub)
@@ -94,14 +95,16 @@ def warm(app: Any) -> list[str]:
             speaker.session = speaker.pub_socket = None
         for name in set(linecache.cache) - files:
             del linecache.cache[name]
-        _forget(shell, names)
+        _forget(shell, names, hidden)
     return complaints.lines
 
 
-def _forget(shell: Any, names: dict[str, Any]) -> None:
+def _forget(shell: Any, names: dict[str, Any], hidden: dict[str, Any]) -> None:
     """Leave no name, no value and no error of these cells."""
     shell.user_ns.clear()
     shell.user_ns.update(names)
+    shell.user_ns_hidden.clear()
+    shell.user_ns_hidden.update(hidden)
     names["_oh"].clear()
     hook = shell.displayhook
     # while these differ from the names, it takes `_` for one that the user has bound
