@@ -97,6 +97,8 @@ class Ran:
 class Guest:
     """One guest process, launched as a backend does."""
 
+    nonce = NONCE
+
     def __init__(self, workspace: Path, **hello: Any) -> None:
         self.workspace = workspace
         # sockets have short names

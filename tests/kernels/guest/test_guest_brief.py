@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 
-from conftest import NONCE
 
-
-def mark(number: int) -> bytes:
-    return b"\x1b]9913;%s;%d\x07" % (NONCE.encode(), number)
+def mark(guest: Any, number: int) -> bytes:
+    return b"\x1b]9913;%s;%d\x07" % (guest.nonce.encode(), number)
 
 
 class Brief:
@@ -48,8 +46,8 @@ def test_the_value_comes_with_the_reply_and_nothing_else_is_said(guest: Any) -> 
     assert ran.told["published"] == 0
     assert ran.told["cpu_s"] >= 0
     # when the cell began, and where its value stands
-    ran.out.until(mark(value["mark"]))
-    assert bytes(ran.out.data) == mark(0) + b"a\n" + mark(value["mark"])
+    ran.out.until(mark(guest, value["mark"]))
+    assert bytes(ran.out.data) == mark(guest, 0) + b"a\n" + mark(guest, value["mark"])
 
 
 def test_an_error_is_in_the_reply_alone(guest: Any) -> None:
@@ -77,8 +75,10 @@ def test_a_value_with_something_after_it_is_published_in_its_place(guest: Any) -
     assert ran.told["result"]["data"] == {"text/plain": "3"}
     first, second = (said["metadata"]["replsvc_mark"] for said in ran.published)
     last = ran.told["result"]["mark"]
-    ran.out.until(mark(last))
-    assert bytes(ran.out.data) == mark(0) + mark(first) + mark(second) + b"p\n" + mark(last)
+    ran.out.until(mark(guest, last))
+    assert bytes(ran.out.data) == mark(guest, 0) + mark(guest, first) + mark(
+        guest, second
+    ) + b"p\n" + mark(guest, last)
 
 
 @pytest.mark.parametrize(
