@@ -1,11 +1,11 @@
 """The figures of the README, with one command:
 
-    python benchmarks/run.py [--isolation best] [--quick] [--json FILE]
+    python benchmarks/run.py [--isolation best] [--density 1500] [--quick] [--json FILE]
 
 Everything runs against the real service on this machine: in process and over HTTP keep-alive from a
 client in a process of its own. Each figure has its median, p99 and count; the stock kernel beside
 ours, through jupyter_client in the same run, gives the ratio. Trust ratios more than figures:
-machines differ.
+machines differ. `sessions.py` has what comes and goes, `density.py` what is there in numbers.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
-import os
-import platform
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import trio
+from density import density, memory
+from figures import Table, machine, timed
+from sessions import sessions
 
 from replsvc import Config, Coordinator
 from replsvc.config import Limits
@@ -31,95 +30,14 @@ from replsvc.config import Limits
 PRINT_10MB = "for _ in range(100_000): print('x' * 99)"
 
 
-class Table:
-    """Collects rows and prints each as it comes."""
-
-    def __init__(self) -> None:
-        self.rows: dict[str, dict[str, float]] = {}
-
-    def add(self, name: str, values: list[float], unit: str) -> None:
-        values = sorted(values)
-        row = {
-            "median": statistics.median(values),
-            "p99": values[min(len(values) - 1, int(len(values) * 0.99))],
-            "n": len(values),
-        }
-        self.rows[f"{name} ({unit})"] = row
-        print(f"{name:52} {row['median']:10.2f} {row['p99']:10.2f} {row['n']:6} {unit}", flush=True)
-
-
-def machine() -> str:
-    """The machine's name for a report: processor, cores, memory, kernel, Python."""
-    cpu = "unknown processor"
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            cpu = line.split(":", 1)[1].strip()
-            break
-    memory_kb = int(Path("/proc/meminfo").read_text().split()[1])
-    return (
-        f"{os.cpu_count()} cores of {cpu}, {memory_kb / 1024**2:.0f} GiB, "
-        f"Linux {platform.release()}, Python {platform.python_version()}"
-    )
-
-
-def pss_kb(pids: set[int]) -> int:
-    """Proportional set size of processes, as the kernel counts it."""
-    total = 0
-    for pid in pids:
-        try:
-            rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
-        except OSError:
-            continue
-        total += next(
-            int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:")
-        )
-    return total
-
-
-def tree(pid: int) -> set[int]:
-    """`pid`'s descendants."""
-    found: set[int] = set()
-    todo = [pid]
-    while todo:
-        for task in Path(f"/proc/{todo.pop()}/task").glob("*/children"):
-            try:
-                children = [int(child) for child in task.read_text().split()]
-            except OSError:
-                continue
-            found.update(children)
-            todo += children
-    return found
-
-
-def timed(call: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    call()
-    return (time.perf_counter() - begin) * 1e3
-
-
 async def in_process(table: Table, n: int, isolation: str) -> None:
-    """Sessions and calls without HTTP, log on disk."""
+    """Calls without HTTP, log on disk."""
     limits = Limits(max_output_bytes=50_000)
     with tempfile.TemporaryDirectory() as data:
         config = Config.model_validate(
             {"isolation": isolation, "data": Path(data), "limits": limits}
         )
         async with Coordinator(config) as coordinator:
-            async with coordinator.session():
-                pass  # what is started once, such as a fork server, is started now
-            ready: list[float] = []
-            closed: list[float] = []
-            for _ in range(max(5, n // 40)):
-                begin = time.perf_counter()
-                manager = coordinator.session()
-                session = await manager.__aenter__()
-                assert (await session.run("1+1")).text == "=> 2"
-                ready.append((time.perf_counter() - begin) * 1e3)
-                begin = time.perf_counter()
-                await manager.__aexit__(None, None, None)
-                closed.append((time.perf_counter() - begin) * 1e3)
-            table.add("session ready: open to first 1+1", ready, "ms")
-            table.add("close until nothing is left", closed, "ms")
             async with coordinator.session() as session:
                 for _ in range(20):
                     await session.run("1+1")
@@ -138,7 +56,6 @@ async def in_process(table: Table, n: int, isolation: str) -> None:
                     assert call.output.dropped_bytes == 0
                 table.add("10 MB of prints, all of it in the log", prints, "ms")
             await throughput(table, coordinator, 8, 1.0 if n < 200 else 5.0)
-            await memory(table, coordinator, 4 if n < 200 else 20)
 
 
 async def throughput(table: Table, coordinator: Coordinator, sessions: int, for_s: float) -> None:
@@ -167,29 +84,6 @@ async def throughput(table: Table, coordinator: Coordinator, sessions: int, for_
     whole = int(for_s)
     rates = [sum(first + s <= t < first + s + 1 for t in stamps) for s in range(whole)]
     table.add(f"calls a second, {sessions} sessions at once", [float(r) for r in rates], "1/s")
-
-
-async def memory(table: Table, coordinator: Coordinator, sessions: int) -> None:
-    """Memory of live sessions: PSS of all their processes, and of the coordinator's growth."""
-    me = os.getpid()
-    before, own = tree(me), pss_kb({me})
-    async with trio.open_nursery() as nursery:
-        done = trio.Event()
-        ready = 0
-
-        async def hold() -> None:
-            nonlocal ready
-            async with coordinator.session() as session:
-                await session.run("1+1")
-                ready += 1
-                if ready == sessions:
-                    total = pss_kb(tree(me) - before) + max(0, pss_kb({me}) - own)
-                    table.add(f"memory a session, of {sessions}", [total / sessions / 1024], "MiB")
-                    done.set()
-                await done.wait()
-
-        for _ in range(sessions):
-            nursery.start_soon(hold)
 
 
 def over_http(table: Table, n: int, isolation: str) -> None:
@@ -281,13 +175,17 @@ def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--isolation", default="none", help="none or best")
+    parser.add_argument("--density", type=int, default=0, help="so many live sessions at once")
     parser.add_argument("--quick", action="store_true", help="a tenth of the rounds")
     parser.add_argument("--json", type=Path, help="write the figures here too")
     options = parser.parse_args()
     n = 60 if options.quick else 600
     print(machine())
-    print(f"{'':52} {'median':>10} {'p99':>10} {'n':>6}")
     table = Table()
+    trio.run(sessions, table, n, options.isolation)
+    trio.run(memory, table, 4 if options.quick else 20, options.isolation)
+    if options.density:
+        trio.run(density, table, options.density, options.isolation)
     trio.run(in_process, table, n, options.isolation)
     over_http(table, n, options.isolation)
     stock(table, n)

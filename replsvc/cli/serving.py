@@ -6,6 +6,7 @@ import contextlib
 import ipaddress
 import logging
 import os
+import resource
 import secrets
 import signal
 import socket
@@ -42,9 +43,17 @@ def run_service(loaded: Loaded, ready_file: Path | None = None) -> int:
         config = config.model_copy(update={"isolation": "required"})
     if loaded.origins["pool_min"] == DEFAULT:
         config = config.model_copy(update={"pool_min": SERVICE_POOL_MIN})
+    _allow_descriptors()
     log_to_stderr(logging.INFO)
     with ReadyFile(ready_file) as ready:
         return trio.run(_Service(config, ready).run)
+
+
+def _allow_descriptors() -> None:
+    """A session takes some fifteen of them, and a shell's usual bound is 1,024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class _Service:

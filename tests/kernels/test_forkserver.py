@@ -178,6 +178,21 @@ async def test_a_module_that_can_not_be_preloaded_is_named(servers: ForkServers)
         await backend.missing()  # tried again, and found again
 
 
+async def test_a_library_that_wants_to_write_when_it_is_imported_can_be_preloaded(
+    servers: ForkServers,
+) -> None:
+    backend = servers.backend(sys.executable, ("matplotlib",))
+    code = (
+        "import sys\nprint('matplotlib' in sys.modules)\n"
+        "import os, matplotlib, tempfile\n"
+        "print(os.access(matplotlib.get_cachedir(), os.W_OK), os.listdir('/tmp'))\n"
+        "print(os.environ['HOME'], 'MPLCONFIGDIR' in os.environ, tempfile.gettempdir())"
+    )
+    async with opened(backend, isolated(servers, "one")) as kernel:
+        lines = (await said(kernel, code)).splitlines()
+    assert lines == ["True", "True []", "/session/work False /session/work"]
+
+
 async def test_an_environment_without_ipykernel_says_how_to_install_it(
     servers: ForkServers, tmp_path: Path
 ) -> None:

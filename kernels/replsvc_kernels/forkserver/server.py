@@ -91,14 +91,8 @@ class _Server:
                 f"kernels need ipykernel, and it can't be imported ({error}). "
                 f"Install it: {sys.executable} -m pip install '{WANTED}'"
             ) from error
-        for name in config.get("preload", ()):
-            try:
-                importlib.import_module(name)
-            except Exception as error:
-                raise RuntimeError(
-                    f"preload: {name} can't be imported ({type(error).__name__}: {error}). "
-                    f"Install it in the environment of {sys.executable}, or don't preload it"
-                ) from error
+        if config.get("preload"):
+            self._preload(config["preload"])
         importlib.import_module("_replsvc_guest.warm").warm(self._app)
         seccomp.program()
         namespaces.assert_one_thread()
@@ -160,6 +154,23 @@ class _Server:
         server_root.enter(self._root)
         # Sessions' own mounts are made where the machine is seen, if not by the host itself.
         self._views = None if machine is None else (machine, namespaces.open_own("mnt"))
+
+    def _preload(self, names: list[str]) -> None:
+        """Import modules, some of which want a place to write; what they remember of it holds for
+        sessions too, which have a `/tmp` of their own.
+        """
+        if not self._root.carried:  # else the environment itself lies there
+            server_root.mount_temporary()
+            os.environ.update(HOME="/tmp", TMPDIR="/tmp")  # noqa: S108 - its own
+            os.environ.setdefault("MPLCONFIGDIR", "/tmp")  # noqa: S108
+        for name in names:
+            try:
+                importlib.import_module(name)
+            except Exception as error:
+                raise RuntimeError(
+                    f"preload: {name} can't be imported ({type(error).__name__}: {error}). "
+                    f"Install it in the environment of {sys.executable}, or don't preload it"
+                ) from error
 
     # Serving
 

@@ -116,6 +116,15 @@ def enter(root: ServerRoot) -> None:
     mounts.pivot(root.staging)
 
 
+def mount_temporary() -> None:
+    """Give the server itself a small `/tmp` that it can write to, once it has entered its root.
+
+    Not where `carried` paths lie in there: it would hide them. Raises `OSError`.
+    """
+    place = f"{SESSION}/tmp"  # noqa: S108 - in our own root
+    mounts.mount(place, "tmpfs", SAFE | NO_EXEC, "size=16m,nr_inodes=1k,mode=700")
+
+
 def _outermost(paths: Iterable[str]) -> list[str]:
     """Paths that exist, without those that lie in another: that one shows them already."""
     chosen: list[str] = []
