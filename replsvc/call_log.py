@@ -55,7 +55,7 @@ class CallLog:
 
     async def room(self) -> None:
         """Wait until the log takes more."""
-        await self._log.room()
+        await self._log.room(self._session_id)
 
     async def started(self) -> int:
         """The number of the call's start, once it is durable. Raises `StorageError`."""

@@ -229,7 +229,7 @@ class Session:
                     blob=data,
                 )
                 self.log.append(self.id, [draft])
-                await self.log.room()
+                await self.log.room(self.id)
 
     async def _watch_idle(self) -> None:
         """End the kernel of a session that nobody uses; the next call starts another."""

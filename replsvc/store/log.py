@@ -113,12 +113,12 @@ class EventLog:
         self._writer.submit(pending)
         return pending
 
-    async def room(self) -> None:
-        """Wait until less than `pending_bytes` wait to be written.
+    async def room(self, session_id: str) -> None:
+        """Wait until less than `pending_bytes` wait to be written, and little of this session's.
 
         That is so until the next checkpoint, so append before one.
         """
-        await self._writer.room()
+        await self._writer.room(session_id)
 
     @property
     def pending_bytes(self) -> int:

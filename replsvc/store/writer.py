@@ -35,6 +35,9 @@ _INSERT = str(
 )
 
 
+# What one session may have waiting to be written, before it has to wait.
+SESSION_PENDING_BYTES = 1024 * 1024
+
 _FULL = {"sqlite": "SQLITE_FULL"}
 
 
@@ -80,7 +83,8 @@ class Writer:
     ) -> None:
         self._database, self._settle = database, settle
         self._cap, self.pending_bytes = pending_bytes, 0
-        self._room = trio.Event()
+        self._session_bytes: dict[str, int] = {}
+        self._room: trio.Event | None = None
         self._token = trio.lowlevel.current_trio_token()
         self._queue: SimpleQueue[Batch | None] = SimpleQueue()
         self._lock = threading.Lock()  # around `_open`, held for a few instructions
@@ -100,7 +104,10 @@ class Writer:
             batch, fresh = self._batch()
             pending.batch = batch
             batch.pendings.append(pending)
-        self.pending_bytes += pending.size
+        if pending.size:
+            self.pending_bytes += pending.size
+            held = self._session_bytes.get(pending.session_id, 0)
+            self._session_bytes[pending.session_id] = held + pending.size
         if fresh:
             self._queue.put(batch)
 
@@ -130,10 +137,19 @@ class Writer:
         if fresh:
             self._queue.put(batch)
 
-    async def room(self) -> None:
-        """Wait until fewer bytes are pending than may be; true until the next checkpoint."""
+    async def room(self, session_id: str) -> None:
+        """Wait until fewer bytes are pending than may be; true until the next checkpoint.
+
+        A session's own share is small: what stands before its neighbours in the queue is what they
+        wait for.
+        """
         await trio.lowlevel.checkpoint()
-        while self.pending_bytes >= self._cap:
+        while (
+            self.pending_bytes >= self._cap
+            or self._session_bytes.get(session_id, 0) >= SESSION_PENDING_BYTES
+        ):
+            if self._room is None:
+                self._room = trio.Event()
             await self._room.wait()
 
     async def aclose(self) -> None:
@@ -162,14 +178,20 @@ class Writer:
 
     def _settled(self, batch: Batch) -> None:
         for pending in batch.pendings:
-            self.pending_bytes -= pending.size
+            if pending.size:
+                self.pending_bytes -= pending.size
+                left = self._session_bytes[pending.session_id] - pending.size
+                if left:
+                    self._session_bytes[pending.session_id] = left
+                else:
+                    del self._session_bytes[pending.session_id]
         self._settle(batch)
         batch.settled.set()
         # Each refers to its batch: what they hold would stay until the garbage collector runs.
         batch.pendings.clear()
-        if self.pending_bytes < self._cap:
+        if self._room is not None:
             self._room.set()
-            self._room = trio.Event()
+            self._room = None
 
     # In the writer's thread.
 

@@ -213,13 +213,13 @@ async def test_room_waits_while_too_much_is_pending(tmp_path: Path, hold_writer:
         got_room: list[int] = []
 
         async def append(n: int) -> None:
-            await log.room()
+            await log.room("s1")
             got_room.append(n)
             log.append("s1", [Draft(kind="output", blob=bytes(6_000))])
 
         async with trio.open_nursery() as nursery:
             with hold_writer(tmp_path):
-                await log.room()
+                await log.room("s1")
                 log.append("s1", [Draft(kind="output", blob=bytes(20_000))])
                 for n in range(8):
                     nursery.start_soon(append, n)
@@ -231,6 +231,26 @@ async def test_room_waits_while_too_much_is_pending(tmp_path: Path, hold_writer:
         assert sorted(got_room) == list(range(8))
         assert log.pending_bytes == 0
         assert len(await log.read("s1")) == 9
+
+
+async def test_a_session_with_much_to_write_waits_alone(tmp_path: Path, hold_writer: Hold) -> None:
+    async with EventLog.open(tmp_path) as log:
+        for name in ("loud", "quiet"):
+            await log.create_session(SessionRecord(id=name, state="open"))
+        got_room: list[str] = []
+
+        async def want(name: str) -> None:
+            await log.room(name)
+            got_room.append(name)
+
+        async with trio.open_nursery() as nursery:
+            with hold_writer(tmp_path):
+                log.append("loud", [Draft(kind="output", blob=bytes(2 * 1024 * 1024))])
+                nursery.start_soon(want, "loud")
+                nursery.start_soon(want, "quiet")
+                await trio.testing.wait_all_tasks_blocked()
+                assert got_room == ["quiet"]
+        assert got_room == ["quiet", "loud"]
 
 
 async def test_closing_writes_what_was_appended_even_when_cancelled(tmp_path: Path) -> None:
