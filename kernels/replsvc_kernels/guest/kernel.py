@@ -250,7 +250,7 @@ class GuestKernel(IPythonKernel):
         try:
             move()
         except OSError:
-            with self.link.spares.room():
+            with self.link.spares:
                 try:
                     move()
                 except OSError:

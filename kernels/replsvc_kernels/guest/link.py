@@ -124,7 +124,9 @@ class HostLink:
     def _receive(self, flags: int = 0) -> tuple[dict[str, Any], Pair | None]:
         descriptors = array.array("i")
         size = socket.CMSG_SPACE(2 * descriptors.itemsize)
-        with self.spares.room():
+        # Nothing is let go of while there is nothing to be received.
+        self._socket.recv(1, flags | socket.MSG_PEEK)
+        with self.spares:
             data, ancillary, _, _ = self._socket.recvmsg(
                 MAX_PACKET, size, flags | socket.MSG_CMSG_CLOEXEC
             )

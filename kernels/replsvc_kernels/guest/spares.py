@@ -6,7 +6,6 @@ import contextlib
 import fcntl
 import os
 import resource
-from typing import Iterator
 
 # The two pipes that arrive at once; the rest can do with what they leave free.
 COUNT = 2
@@ -19,28 +18,30 @@ NO_DESCRIPTORS = 171
 
 
 class Spares:
-    """See the module. For the main thread."""
+    """`with` it there is room for them, unless the code has lowered even the hard limit.
+
+    For the main thread.
+    """
 
     def __init__(self) -> None:
         # None yet: who isolates this process closes what it does not know.
         self._held: list[int] = []
+        self._theirs: tuple[int, int] | None = None
 
-    @contextlib.contextmanager
-    def room(self) -> Iterator[None]:
-        """For the body they can be had, unless the code has lowered even the hard limit."""
+    def __enter__(self) -> None:
         while self._held:
             os.close(self._held.pop())
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        low = soft < NEEDED and soft != resource.RLIM_INFINITY
-        if low:
+        if soft < NEEDED and soft != resource.RLIM_INFINITY:
             raised = NEEDED if hard == resource.RLIM_INFINITY else min(NEEDED, hard)
             resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
-        try:
-            yield
-        finally:
-            if low:
-                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-            self._keep()
+            self._theirs = (soft, hard)
+
+    def __exit__(self, *_: object) -> None:
+        if self._theirs is not None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, self._theirs)
+            self._theirs = None
+        self._keep()
 
     def _keep(self) -> None:
         # Another thread of the user's may be faster: then there is nothing to keep.
