@@ -21,6 +21,7 @@ from replsvc_kernels.backends.base import Backend
 from replsvc_kernels.backends.forkserver import ForkServers
 from replsvc_kernels.backends.pool import PoolSize
 from replsvc_kernels.backends.process import ProcessBackend
+from replsvc_kernels.backends.surviving import SurvivingServers
 from replsvc_kernels.kernel import GuestUntested, LaunchError, LaunchTimeout
 
 UNPROTECTED = (
@@ -72,6 +73,30 @@ def interpreter(environment: Environment) -> str:
     return str(path)
 
 
+def _check_can_survive(config: Config, request: SessionRequest, isolation: Isolation) -> None:
+    """Raises where a kernel can't outlive the service."""
+    if isolation == "none":
+        raise BackendUnavailableError(
+            "survive_restart: only an isolated session can survive a restart.",
+            hint='Ask for isolation "best" or "required", or leave survive_restart out.',
+        )
+    if request.kernel is not None:
+        raise BackendUnavailableError(
+            f"survive_restart: kernel {request.kernel!r} is not ours, and can't survive a restart.",
+            hint="Use the default kernel, or leave survive_restart out.",
+        )
+    if config.data is None:
+        raise BackendUnavailableError(
+            "survive_restart: without a data directory nobody could find the session again.",
+            hint="Give it one: `data` in the settings.",
+        )
+    if request.lifetime == "call":
+        raise InvalidInputError(
+            'survive_restart: with lifetime "call" there is nothing that could survive.',
+            hint="Leave one of them out.",
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Chosen:
     """A session's backend, what its kernels are kept apart by, and which layers are missing."""
@@ -90,11 +115,19 @@ class Backends:
         self._servers = ForkServers(
             runtime, sessions, config.limits.startup_timeout_s, pool, config.max_sessions
         )
+        self.lasting = SurvivingServers(
+            self._servers,
+            runtime,
+            sessions,
+            config.data or runtime,
+            config.survive_grace_s,
+            config.limits.startup_timeout_s,
+        )
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Fork servers live as long as the body."""
-        async with self._servers.running():
+        async with self._servers.running(), self.lasting.running():
             yield
 
     async def choose(self, request: SessionRequest, *, writable_mounts: bool = False) -> Chosen:
@@ -108,6 +141,8 @@ class Backends:
         isolation = isolation_of(self._config, request)
         environment = environment_of(self._config, request)
         python = interpreter(environment)
+        if request.survive_restart:
+            _check_can_survive(self._config, request, isolation)
         if isolation == "none":
             return Chosen(self._plain(request), "none")
         if request.kernel is not None:
@@ -115,7 +150,16 @@ class Backends:
                 f"kernel {request.kernel!r} is not ours, and can't be isolated by this version.",
                 hint=UNPROTECTED,
             )
-        backend = self._servers.backend(
+        servers: ForkServers = self._servers
+        if request.survive_restart:
+            servers = self.lasting
+            try:
+                await self.lasting.start()
+            except LaunchError as error:
+                raise BackendUnavailableError(
+                    f"survive_restart: {error}.", hint="Leave it out, or look at the disk."
+                ) from error
+        backend = servers.backend(
             python, environment.preload, environment.env, writable_mounts=writable_mounts
         )
         try:

@@ -31,6 +31,7 @@ class CallLog:
         self._first: Pending[tuple[Event, ...]] | None = None
         self._unwritten: deque[Pending[tuple[Event, ...]]] = deque()
         self._fault: Exception | None = None
+        self._seq = 0
 
     def add(self, draft: Draft) -> None:
         """Hand over an event."""
@@ -53,6 +54,13 @@ class CallLog:
             self._first = self._log.append(self._session_id, held)
             self._unwritten.append(self._first)
 
+    @classmethod
+    def again(cls, log: EventLog, session_id: str, start: Event) -> CallLog:
+        """Of a call whose start was written by an earlier coordinator."""
+        again = cls(log, session_id, Draft(kind="call_started", call_id=start.call_id))
+        again._held, again._seq = None, start.seq
+        return again
+
     async def room(self) -> None:
         """Wait until the log takes more."""
         await self._log.room(self._session_id)
@@ -60,6 +68,8 @@ class CallLog:
     async def started(self) -> int:
         """The number of the call's start, once it is durable. Raises `StorageError`."""
         self.announce()
+        if self._seq:
+            return self._seq
         assert self._first is not None
         return (await self._first.wait())[0].seq
 

@@ -8,7 +8,7 @@ person's interrupt is only its first step unless forced.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,7 +17,7 @@ import trio
 from replsvc.calls import Cause
 from replsvc.talk import Ask, Clock, Talk
 from replsvc_kernels.background import background_nursery
-from replsvc_kernels.kernel import Cell, Kernel, KernelDied, ProtocolViolation
+from replsvc_kernels.kernel import Cell, Kernel, KernelDied, LastingKernel, ProtocolViolation
 from replsvc_kernels.messages import Exit, Output, Reply
 
 Stopped = Literal["timeout", "interrupted", "cancelled", "restarted", "closed", "limit"]
@@ -125,20 +125,22 @@ async def run_cell(
     sink: Callable[[Output], Awaitable[None]],
     on_slow: Callable[[], None] = lambda: None,
     ask: Ask | None = None,
+    resume: bool = False,
 ) -> CellEnd:
     """Run `code` and hand each output to `sink`, in order; a slow sink slows this cell alone.
 
     Returns when the cell has ended, whatever ended it. Cancelling it leaves the code running:
     whoever cancels ends the kernel. The sink may be cancelled once it has taken an output.
     `on_slow` is called when the cell still runs after `SLOW_S`. `ask` gets the answers to what the
-    code asks; without it asking is an error in the code.
+    code asks; without it asking is an error in the code. With `resume` the cell may be
+    running already, for a host that is no more.
     """
     clock = Clock(timeout_s, control.move)
     died: Exit | None = None
     violation: str | None = None
     reply: Reply | None = None
     try:
-        async with kernel.execute(code, cell=cell_id, env=env, stdin=ask is not None) as cell:
+        async with _entered(kernel, code, cell_id, env, ask is not None, resume) as cell:
             if ask is None:
                 await _to_its_end(kernel, cell, sink, control, clock, grace_s, on_slow)
             else:
@@ -159,6 +161,14 @@ async def run_cell(
         stopped = None  # the code took the interrupt and ended as it wanted
     execution_s = trio.current_time() - clock.begun - clock.waited_s
     return CellEnd(reply, died, violation, stopped, execution_s, clock.waited_s, control.limit)
+
+
+def _entered(
+    kernel: Kernel, code: str, cell_id: str, env: Mapping[str, str], stdin: bool, resume: bool
+) -> AbstractAsyncContextManager[Cell]:
+    if resume and isinstance(kernel, LastingKernel):
+        return kernel.resume(code, cell=cell_id, env=env)
+    return kernel.execute(code, cell=cell_id, env=env, stdin=stdin)
 
 
 async def _to_its_end(

@@ -137,6 +137,10 @@ class Service(Section):
     allowed_origins: tuple[str, ...] = Field(
         default=(), description="web origins served besides our own"
     )
+    keep_survivors: bool = Field(
+        default=True,
+        description="on SIGTERM, sessions with `survive_restart` wait for the next service",
+    )
     stop_deadline_s: float = Field(default=10.0, gt=0, description="SIGTERM to exit")
     max_body_bytes: int = Field(default=16 * MiB, gt=0, description="one request's body")
 
@@ -172,6 +176,11 @@ class Config(Section):
     )
     environments: dict[str, Environment] = Field(
         default_factory=dict, description="by name; `default` is what a session gets unasked"
+    )
+    survive_grace_s: float = Field(
+        default=300.0,
+        gt=0,
+        description="sessions with `survive_restart`, without a service, until they end",
     )
     limits: Limits = Limits()
     service: Service = Service()

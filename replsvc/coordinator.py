@@ -7,6 +7,7 @@ catches a session's crash, so that no session can take another along.
 from __future__ import annotations
 
 import json
+import os
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -36,6 +37,7 @@ from replsvc.errors import (
     StorageError,
 )
 from replsvc.extension.available import Available
+from replsvc.lasting import Lasting, SessionLeft, end_calls, sessions_left
 from replsvc.opening import Opener
 from replsvc.runtime_dir import runtime_dir
 from replsvc.session import Session, SessionParts
@@ -122,7 +124,6 @@ class Coordinator:
                     self._files,
                     (root, self._runtime),
                 )
-                await self._end_what_an_earlier_run_left()
                 # Sessions' users pass through it, each to its own directory.
                 await trio.to_thread.run_sync(_make_passable, self._workspaces)
                 async with (
@@ -131,6 +132,7 @@ class Coordinator:
                     background_nursery() as self._nursery,
                 ):
                     try:
+                        await self._go_on_from_an_earlier_run()
                         yield
                     finally:
                         with trio.CancelScope(shield=True):
@@ -140,18 +142,70 @@ class Coordinator:
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(runtime.__exit__, None, None, None)
 
-    async def _end_what_an_earlier_run_left(self) -> None:
-        """Sessions of a coordinator that was killed have no kernel any more: say so."""
+    async def _go_on_from_an_earlier_run(self) -> None:
+        """Sessions of a coordinator that was killed: adopt what survives, say that others ended."""
+        lasting = self._backends.lasting
+        left = sessions_left(await lasting.find())
         for record in await self.log.sessions(states=("starting", "idle", "busy")):
-            await self.log.update_session(record.id, state="stopped")
-            await trio.to_thread.run_sync(removal.discard, str(self._workspaces / record.id))
+            one = left.pop(record.id, None)
+            if one is not None:
+                if record.id in lasting.left and lasting.pid_of(record.id) == one.pid:
+                    try:
+                        await self._adopt(record, one)
+                    except ReplsvcError:
+                        log.exception("session can't be taken over", session=record.id)
+                    else:
+                        continue
+                if one.image is not None:
+                    os.close(one.image)
+            if record.id in lasting.left:
+                await lasting.refuse(record.id)
+            await self._end(record)
+        for name in lasting.left:
+            await lasting.refuse(name)
 
-    async def stop(self) -> None:
-        """End every session and refuse new ones; returns when nothing is left."""
+    async def _end(self, record: SessionRecord) -> None:
+        await end_calls(self.log, record.id)
+        await self.log.update_session(record.id, state="stopped")
+        if self._backends.lasting.held:
+            Lasting(self._backends.lasting, record.id, "", ()).drop()
+        await trio.to_thread.run_sync(removal.discard, str(self._workspaces / record.id))
+
+    async def _adopt(self, record: SessionRecord, left: SessionLeft) -> None:
+        """Take over a session with its kernel and its calls. Raises what prevents it."""
+        request = SessionRequest.model_validate(record.spec)
+        parts = await self._opener.parts(record.id, request, None, left.mounts, left.mark, left)
+        session = Session(parts)
+        session.created_at = record.created_at
+        await self._nursery.start(self._keep, session)
+        self._sessions[record.id], self._marks[record.id] = session, left.mark
+        await self.log.update_session(record.id, state="idle")
+        await session.go_on(left.calls)
+
+    async def stop(self, *, keep_survivors: bool = False) -> None:
+        """End every session and refuse new ones; returns when nothing is left.
+
+        With `keep_survivors` those that survive a restart are left to the next coordinator of this
+        data directory, with their running calls; who waits here for one hears that it has ended.
+        """
         self._stopping = True
         async with trio.open_nursery() as nursery:
-            for session_id in list(self._sessions):
-                nursery.start_soon(self._close, session_id)
+            if keep_survivors:
+                # First: however this ends, they are not ended with it.
+                self._backends.lasting.leave()
+            for session_id, session in list(self._sessions.items()):
+                if keep_survivors and session.lasting is not None:
+                    nursery.start_soon(self._let_go, self._sessions.pop(session_id))
+                else:
+                    nursery.start_soon(self._close, session_id)
+
+    async def _let_go(self, session: Session) -> None:
+        self._marks.pop(session.id, None)
+        with trio.CancelScope(shield=True):
+            session.scope.cancel()
+            await session.closed.wait()
+            await session.leave_workspace()
+            self.log.forget(session.id)
 
     # Opening
 
@@ -221,7 +275,7 @@ class Coordinator:
             )
         opening = self._opening[session_id] = _Opening(mark)
         try:
-            parts = await self._opener.parts(session_id, request, extensions, tuple(mounts))
+            parts = await self._opener.parts(session_id, request, extensions, tuple(mounts), mark)
             opening.session = await self._start(parts, mark)
         except ReplsvcError as error:
             opening.error = error
@@ -359,6 +413,8 @@ class Coordinator:
             await self._forget(session, delete=False)
 
     async def _forget(self, session: Session, *, delete: bool) -> None:
+        if session.lasting is not None:
+            session.lasting.drop()
         await session.remove_workspace()
         try:
             if delete:

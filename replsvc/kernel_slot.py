@@ -21,6 +21,7 @@ from replsvc.errors import (
     StartupFailedError,
     StartupTimeoutError,
 )
+from replsvc.lasting import Adopted
 from replsvc.redaction import Redactor
 from replsvc_kernels.backends.base import Backend
 from replsvc_kernels.background import background_nursery
@@ -44,6 +45,8 @@ class KernelPlan:
     setup: tuple[SetupCode, ...] = ()
     setup_timeout_s: float | None = None
     grace_s: float = 2.0
+    adopted: Adopted | None = None
+    """The first kernel is one that was left, if one was."""
     """What setup code that is late gets after an interrupt, before it is killed."""
 
 
@@ -54,6 +57,7 @@ class Started:
     kernel: Kernel
     generation: int
     reports: tuple[SetupReport, ...]
+    adopted: bool = False
 
 
 def text_of(data: bytes) -> str:
@@ -168,6 +172,9 @@ class KernelSlot:
         self._plan, self._redactor = plan, redactor
         self._on_started, self._on_died = on_started, on_died
         self.generation = 0
+        self._adopted = plan.adopted
+        self._resumed = trio.Event()
+        self._resumed.set()
         self._current: Started | None = None
         self._failure: ReplsvcError | None = None
         self._wanted = trio.Event()
@@ -202,11 +209,17 @@ class KernelSlot:
         self._leave, self._left = trio.Event(), trio.Event()
         self._failure = None
         try:
-            async with self._plan.backend.open(self._plan.spec) as kernel:
+            adopted, self._adopted = self._adopted, None
+            backend = self._plan.backend if adopted is None else adopted.backend
+            async with backend.open(self._plan.spec) as kernel:
                 _check_guest(kernel, self._plan)
-                reports = await set_up(kernel, self._plan, self._redactor)
-                self.generation += 1
-                self._current = Started(kernel, self.generation, reports)
+                if adopted is None:
+                    reports = await set_up(kernel, self._plan, self._redactor)
+                    self.generation += 1
+                else:
+                    reports, self.generation = adopted.reports, adopted.generation
+                    self._resumed = adopted.resumed
+                self._current = Started(kernel, self.generation, reports, adopted is not None)
                 self._on_started(self._current)
                 self._settle()
                 started = self._current
@@ -244,6 +257,7 @@ class KernelSlot:
 
             async def watch() -> None:
                 nonlocal died
+                await self._resumed.wait()
                 died = await kernel.wait_exited()
                 nursery.cancel_scope.cancel()
 
@@ -258,7 +272,10 @@ class KernelSlot:
     async def acquire(self) -> Started:
         """The kernel, started if need be. Raises what prevented it; the next one tries anew."""
         # A kernel that has ended is not handed out, even before its end was noticed here.
-        while self._current is None or self._current.kernel.exit is not None:
+        # Unless it is for the cell that ran on it: what that wrote is there to be read.
+        while self._current is None or (
+            self._current.kernel.exit is not None and self._resumed.is_set()
+        ):
             if self._stopped:
                 raise SessionClosedError("the session has ended", hint="Open another.")
             settled = self._settled

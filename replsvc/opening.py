@@ -23,15 +23,25 @@ from replsvc.extension.describe import BaseFacts
 from replsvc.extension.needs import Surroundings
 from replsvc.extension.resolve import has_needs, resolve
 from replsvc.kernel_slot import KernelPlan, setup_of
+from replsvc.lasting import (
+    Adopted,
+    AdoptedOnce,
+    Lasting,
+    SessionLeft,
+    end_calls,
+    kept_of,
+    last_start,
+)
 from replsvc.probe import EnvironmentFacts, probe
 from replsvc.session import SessionParts
 from replsvc.session_values import Mount, SessionRequest, first_problem, lower_limits
 from replsvc.store.artifacts import ArtifactFiles
 from replsvc.store.log import EventLog
 from replsvc_kernels import messages
+from replsvc_kernels.backends.base import Backend
 from replsvc_kernels.backends.forkserver import ForkServerBackend
 from replsvc_kernels.kernel import HostMount, LaunchSpec, Resources
-from replsvc_kernels.workspaces import Workspaces
+from replsvc_kernels.workspaces import Workspace, Workspaces
 
 TENANT = "default"
 
@@ -63,6 +73,8 @@ class Opener:
         request: SessionRequest,
         extensions: Sequence[object] | None,
         mounts: tuple[Mount, ...],
+        mark: str,
+        left: SessionLeft | None = None,
     ) -> SessionParts:
         """The parts of a new session; nothing has changed when this raises.
 
@@ -70,7 +82,12 @@ class Opener:
         used, `InvalidInputError`, `ExtensionError`, `BackendUnavailableError`,
         `IsolationUnavailableError`, `StartupTimeoutError`, `StorageError`.
         """
-        if request.id is not None:
+        if request.survive_restart and extensions is not None:
+            raise InvalidInputError(
+                "survive_restart: extensions that are given as objects can't be found again.",
+                hint="Name them in the settings, and leave `extensions` out.",
+            )
+        if request.id is not None and left is None:
             await self._check_unused(session_id)
         environment = environment_of(self._config, request)
         python = interpreter(environment)
@@ -100,12 +117,7 @@ class Opener:
             limits = limits.model_copy(update={"cpu_s": None, "output_bytes_per_s": None})
         for mount in mounts:
             workspace.check_apart(workspace.check_mount(mount), self._private)
-        try:
-            place = await self._workspaces.take(
-                session_id, limits.workspace_bytes, isolated=chosen.isolation != "none"
-            )
-        except OSError as error:
-            raise workspace.can_not_be_made(error) from error
+        place = await self._place(session_id, limits, chosen, left)
         spec = LaunchSpec(
             workspace=str(place.path),
             name=session_id,
@@ -125,15 +137,49 @@ class Opener:
             setup,
             limits.setup_timeout_s,
             limits.interrupt_grace_s,
+            None if left is None else await self._adopted(left, chosen.backend),
         )
+        lasting = None
+        if request.survive_restart:
+            lasting = Lasting(self._backends.lasting, session_id, mark, mounts)
 
         async def facts() -> BaseFacts:
             return await self._describe(python, request, limits, chosen)
 
         return SessionParts(
             session_id, request, TENANT, limits, chosen, resolved, plan, place, mounts,
-            self._log, self._notices, self._files, facts,
+            self._log, self._notices, self._files, facts, lasting,
         )  # fmt: skip
+
+    async def _place(
+        self, session_id: str, limits: Limits, chosen: Chosen, left: SessionLeft | None
+    ) -> Workspace:
+        if left is not None:
+            return self._workspaces.adopt(session_id, limits.workspace_bytes, left.image)
+        try:
+            return await self._workspaces.take(
+                session_id, limits.workspace_bytes, isolated=chosen.isolation != "none"
+            )
+        except OSError as error:
+            raise workspace.can_not_be_made(error) from error
+
+    async def _adopted(self, left: SessionLeft, backend: Backend) -> Adopted:
+        """The kernel that was left, and what is known of it. Ends calls that it has lost."""
+        servers, log = self._backends.lasting, self._log
+        cells = servers.cells_of(left.id)
+        # One that had begun, and of which the kernel has nothing, was another kernel's.
+        left.calls = [one for one in left.calls if not one.begun or one.id in cells]
+        await end_calls(log, left.id, {one.id for one in left.calls})
+        for call in list(left.calls):
+            if await log.find(left.id, call.id, "call_finished") is not None:
+                left.calls.remove(call)
+        running = next((one.id for one in left.calls if one.begun), None)
+        resumed = trio.Event()
+        if running is None:
+            resumed.set()
+        kept = await kept_of(log, left.id, cells)
+        once = AdoptedOnce(servers, backend, left.id, kept, running)
+        return Adopted(once, *await last_start(log, left.id), resumed)
 
     async def expect(self) -> tuple[str, ...]:
         """Look at what sessions are isolated by, and have kernels ready for the usual one.

@@ -7,6 +7,7 @@ call and runs nothing. The service's own faults leave as exceptions; everything 
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -42,11 +43,14 @@ from replsvc.extension.describe import BaseFacts
 from replsvc.inputs import asks_of
 from replsvc.interaction import Interaction
 from replsvc.kernel_slot import Started
+from replsvc.lasting import Lasting, outputs
 from replsvc.output import clip, mime_text, result_text, tokens_estimate
 from replsvc.recorder import Recorder
 from replsvc.redaction import Redactor
 from replsvc.run import Run, Turns
 from replsvc.store.log import EventLog
+from replsvc_kernels.kernel import LastingKernel
+from replsvc_kernels.messages import Output
 
 # Above this, text is shortened in a worker thread.
 LONG_CHARS = 256 * 1024
@@ -85,6 +89,10 @@ class Host(Protocol):
 
     async def facts(self) -> BaseFacts:
         """What the tool's description says of this session."""
+
+    @property
+    def lasting(self) -> Lasting | None:
+        """Where its calls are held, if it survives a restart."""
 
     @property
     def fresh_each_call(self) -> bool:
@@ -185,6 +193,15 @@ async def _execute_repl(run: Run, host: Host) -> Outcome:
         run.execution_started = trio.current_time()
         timeout_s = _timeout(run, host.limits)
         await host.artifacts.begin()
+        sink: Callable[[Output], Awaitable[None]] = recorder.output
+        if (lasting := host.lasting) is not None and isinstance(started.kernel, LastingKernel):
+            # Whatever ran is in the log, also when we are killed in a moment.
+            await run.log.started()
+            if run.resumes:
+                async for event in outputs(host.log, host.id, run.id):
+                    recorder.recall(event)
+            lasting.call(run.id, run.request, begun=True)
+            sink = partial(recorder.output_kept, kernel=started.kernel)
         end = await run_cell(
             started.kernel,
             run.request.input["code"],
@@ -193,7 +210,8 @@ async def _execute_repl(run: Run, host: Host) -> Outcome:
             timeout_s=timeout_s,
             grace_s=host.limits.interrupt_grace_s,
             control=run.control,
-            sink=recorder.output,
+            sink=sink,
+            resume=run.resumes,
             on_slow=run.log.announce,
             ask=asks_of(run, host.interaction, host.limits, host.redactor),
         )
@@ -201,7 +219,8 @@ async def _execute_repl(run: Run, host: Host) -> Outcome:
         made = await host.artifacts.collect(run.id)
     finally:
         host.kernel_done(end)
-        host.turns.leave(run)
+        if host.lasting is None:  # else the next cell waits until this one's end is durable
+            host.turns.leave(run)
     status, cause = repl.verdict(end, timeout_s)
     output = await recorder.finish()
     failure = end.reply.failure if end.reply is not None else None

@@ -12,16 +12,27 @@ from typing import Any
 import trio
 
 from replsvc.call_log import CallLog
-from replsvc.calls import Content, Draft, ErrorInfo, ImageContent, Keep, OutputInfo, TextContent
+from replsvc.calls import (
+    Content,
+    Draft,
+    ErrorInfo,
+    Event,
+    ImageContent,
+    Keep,
+    OutputInfo,
+    TextContent,
+)
 from replsvc.config import Limits
 from replsvc.output import Page, clean_traceback, inline
 from replsvc.output.terminal import held_utf8
 from replsvc.redaction import Redactor
+from replsvc_kernels.kernel import LastingKernel
 from replsvc_kernels.messages import (
     ClearOutput,
     DisplayData,
     ExecuteResult,
     Failure,
+    Kept,
     Mimebundle,
     Output,
     Stream,
@@ -30,6 +41,10 @@ from replsvc_kernels.messages import (
 
 MAX_INLINE_CHARS = 1024 * 1024
 """A value's part that is longer is not in the call itself."""
+# Of a kernel that may outlive us so much is held until it is durable, and so many displays.
+KEPT_BYTES, MOST_UNKEPT = 1024 * 1024, 64
+# What the log has no room for is told of in steps of so much.
+TOLD_BYTES = 8 * 1024 * 1024
 # Decoding takes memory: one call's images after another's.
 DARKROOM = trio.CapacityLimiter(1)
 
@@ -52,12 +67,17 @@ class Recorder:
         self._rest: dict[StreamName, bytes] = {"stdout": b"", "stderr": b""}
         self._logged = self._dropped = self._lines = 0
         self._mid_line = False
+        self._read: dict[StreamName, int] = {}
+        self._kept: dict[StreamName, int] = {}
+        self._mark = self._unkept = self._untold = 0
 
     async def output(self, output: Output) -> None:
         """Record one output; returns when it is in the log's batch and there is room for more."""
         match output:
             case Stream():
                 data = output.data
+                if output.upto is not None:
+                    self._read[output.name] = output.upto
                 if self._redactor:
                     data = self._redactor.feed(output.name, data)
                 self._stream(output.name, data)
@@ -68,6 +88,7 @@ class Recorder:
                     bundle,
                     metadata=self._clean(output.metadata),
                     display_id=output.display_id,
+                    **self._marked(output.mark),
                 )
                 self.page.show(bundle, output.display_id, update=output.update)
             case ExecuteResult():
@@ -77,10 +98,13 @@ class Recorder:
                     bundle,
                     metadata=self._clean(output.metadata),
                     execution_count=output.execution_count,
+                    **self._marked(output.mark),
                 )
                 self.page.set_value(bundle)
             case ClearOutput():
-                self._append({"type": "clear_output", "wait": output.wait})
+                self._append(
+                    {"type": "clear_output", "wait": output.wait, **self._marked(output.mark)}
+                )
                 self.page.clear(wait=output.wait)
         await self._log.room()
 
@@ -105,7 +129,62 @@ class Recorder:
         self._dropped += len(data) - len(kept)
         self._logged += len(kept)
         if kept:
-            self._append({"type": "stream", "name": name}, kept)
+            self._append({"type": "stream", "name": name, **self._place(name)}, kept)
+        elif name in self._read:
+            # Else a kernel's host, after a loss, would count them again, and hold them until then.
+            self._untold += len(data)
+            if self._untold >= TOLD_BYTES:
+                dropped = {"dropped": self._untold, **self._place(name)}
+                self._append({"type": "stream", "name": name, **dropped}, b"")
+                self._untold = 0
+
+    # For kernels that may outlive us: how far the log goes
+
+    def _place(self, name: StreamName) -> dict[str, int]:
+        if name not in self._read:
+            return {}
+        held = len(self._rest[name]) + self._redactor.held(name)
+        self._unkept += self._read[name] - held - self._kept.get(name, 0)
+        self._kept[name] = self._read[name] - held
+        return {"upto": self._kept[name]}
+
+    def _marked(self, mark: int | None) -> dict[str, int]:
+        if mark is None:
+            return {}
+        self._mark = mark
+        self._unkept += KEPT_BYTES // MOST_UNKEPT
+        return {"mark": mark}
+
+    async def output_kept(self, output: Output, kernel: LastingKernel) -> None:
+        """As `output`, and now and then wait until all is durable, and tell the kernel so."""
+        await self.output(output)
+        if self._unkept >= KEPT_BYTES:
+            await self._log.settled()
+            kernel.keep(self._call_id, Kept(dict(self._kept), self._mark))
+            self._unkept = 0
+
+    def recall(self, event: Event) -> None:
+        """Take in an output of this call that an earlier coordinator has recorded."""
+        data = event.data
+        match data["type"]:
+            case "stream" if not data.get("background"):
+                blob = event.blob or b""
+                if blob:
+                    self.page.write(data["name"], blob)
+                    self._mid_line = not blob.endswith(b"\n")
+                self._lines += blob.count(b"\n")
+                self._logged += len(blob)
+                self._dropped += data.get("dropped", 0)
+                if "upto" in data:
+                    self._read[data["name"]] = self._kept[data["name"]] = data["upto"]
+            case "display_data" | "update_display_data":
+                update = data["type"] == "update_display_data"
+                self.page.show(data["data"], data.get("display_id"), update=update)
+            case "execute_result":
+                self.page.set_value(data["data"])
+            case "clear_output":
+                self.page.clear(wait=data["wait"])
+        self._mark = max(self._mark, data.get("mark", 0))
 
     def _append(self, data: dict[str, Any], blob: bytes | None = None) -> None:
         draft = Draft.model_construct(kind="output", call_id=self._call_id, data=data, blob=blob)

@@ -56,6 +56,11 @@ class Redactor:
         self._streams[stream] = rest, masked
         return out
 
+    def held(self, stream: str) -> int:
+        """How many bytes of a stream are held back, and have not gone out as a mask."""
+        rest, masked = self._streams.get(stream, (b"", 0))
+        return len(rest) - masked
+
     def flush(self, stream: str) -> bytes:
         """What is still held back of a stream that has ended, redacted."""
         rest, masked = self._streams.pop(stream, (b"", 0))

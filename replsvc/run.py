@@ -38,6 +38,8 @@ class Run:
         self.execution_started: float | None = None
         self.status: Status = "queued"
         self.waited = False
+        self.resumes = False
+        """Whether an earlier coordinator had begun with it."""
         self.control = CellControl()
         self.followers = 0
         self.abandoned = trio.Event()

@@ -8,7 +8,7 @@ docstring.
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +37,7 @@ from replsvc.extension.describe import BaseFacts, compose
 from replsvc.extension.resolve import ResolvedExtension
 from replsvc.interaction import Interaction
 from replsvc.kernel_slot import KernelPlan, KernelSlot, Started, text_of
+from replsvc.lasting import CallLeft, Lasting
 from replsvc.pipeline import run_call
 from replsvc.redaction import Redactor
 from replsvc.run import Run, Turns, fingerprint
@@ -56,6 +57,7 @@ from replsvc.store.artifacts import ArtifactFiles
 from replsvc.store.log import EventLog
 from replsvc.store.pending import Pending
 from replsvc.usage import watches
+from replsvc_kernels.kernel import LastingKernel
 from replsvc_kernels.messages import Exit, SetupReport
 from replsvc_kernels.workspaces import Workspace
 
@@ -82,6 +84,7 @@ class SessionParts:
     notices: Notices
     files: ArtifactFiles
     facts: Callable[[], Awaitable[BaseFacts]]
+    lasting: Lasting | None
     """The facts of its description."""
 
     @property
@@ -132,6 +135,7 @@ class Session:
         self._nursery: trio.Nursery | None = None
         self._used_at = 0.0
         self._closing = False
+        self.lasting = parts.lasting
         self.closed = trio.Event()
         self.scope = trio.CancelScope()
 
@@ -202,7 +206,12 @@ class Session:
             }
             for report in started.reports
         ]
-        self._event("kernel_started", generation=started.generation, setup=setup)
+        if started.adopted:
+            self._event("session_changed", reason="adopted", generation=started.generation)
+        else:
+            self._event("kernel_started", generation=started.generation, setup=setup)
+        if self.lasting is not None:
+            self.lasting.ready(started.kernel, self._parts.place.image)
 
     def _died(self, started: Started, exit_: Exit) -> None:
         cause = causes.exit_cause(exit_)
@@ -221,15 +230,21 @@ class Session:
         async for stream in started.kernel.background:
             key = f"{stream.cell}/{stream.name}"
             data = self.redactor.feed(key, stream.data) if self.redactor else stream.data
+            place = {}
+            if stream.upto is not None:
+                place["upto"] = stream.upto - self.redactor.held(key)
             if data:
                 draft = Draft(
                     kind="output",
                     call_id=stream.cell,
-                    data={"type": "stream", "name": stream.name, "background": True},
+                    data={"type": "stream", "name": stream.name, "background": True, **place},
                     blob=data,
                 )
-                self.log.append(self.id, [draft])
+                pending = self.log.append(self.id, [draft])
                 await self.log.room(self.id)
+                if isinstance(started.kernel, LastingKernel):
+                    await pending.wait()
+                    started.kernel.keep(stream.cell)
 
     async def _watch_idle(self) -> None:
         """End the kernel of a session that nobody uses; the next call starts another."""
@@ -340,7 +355,9 @@ class Session:
             self.turns.join(run)
         self._calls.add(run)
         run.log = CallLog(self.log, self.id, self._started_draft(run, mark))
-        if request.detach:
+        if self.lasting is not None:
+            self.lasting.call(run.id, request)
+        if request.detach or self.lasting is not None:
             run.log.announce()
         self._used_at = trio.current_time()
         self.last_used_at = run.created_at
@@ -348,10 +365,41 @@ class Session:
         self._nursery.start_soon(self._take_through, run)
         return run
 
+    async def go_on(self, calls: Sequence[CallLeft]) -> None:
+        """Take calls to their end that an earlier coordinator had, in their order.
+
+        Raises `StorageError`.
+        """
+        assert self._nursery is not None
+        first = True
+        for call in calls:
+            start = await self.log.find(self.id, call.id, "call_started")
+            created_at = utc_now() if start is None else start.at
+            run = Run(call.id, self.id, call.request, created_at)
+            if start is None:
+                draft = self._started_draft(run, fingerprint(call.request))
+                run.log = CallLog(self.log, self.id, draft)
+            else:
+                run.log = CallLog.again(self.log, self.id, start)
+            if call.request.tool == repl.NAME:
+                run.resumes, first = first and call.begun, False
+                self.turns.join(run)
+            self._calls.add(run)
+            assert self.lasting is not None
+            self.lasting.call(run.id, run.request, begun=run.resumes)
+            self._nursery.start_soon(self._take_through, run)
+
     async def _take_through(self, run: Run) -> None:
         try:
             await run_call(run, self)
+            if self.lasting is not None:
+                self.lasting.ended(run.id)
+                if (current := self._slot.current) is not None:
+                    assert isinstance(current.kernel, LastingKernel)
+                    current.kernel.keep(run.id)
         finally:
+            if run.resumes and (adopted := self._parts.plan.adopted) is not None:
+                adopted.resumed.set()
             if not run.ended:  # the session crashed: whoever waits must hear of it
                 run.fail(SessionClosedError(f"session {self.id} has ended", hint="Open another."))
             self.turns.leave(run)
@@ -577,6 +625,10 @@ class Session:
             queued=len(self.turns),
             running=holder.id if holder is not None else None,
         )
+
+    async def leave_workspace(self) -> None:
+        """Let go of the workspace, and leave it as it is for the next coordinator."""
+        await self._parts.place.leave()
 
     async def remove_workspace(self) -> None:
         """Remove what the session's processes wrote; they have ended. Artefacts stay."""

@@ -91,6 +91,11 @@ class SessionRequest(Value):
     )
     isolation: Isolation | None = None
     lifetime: Lifetime = "session"
+    survive_restart: bool = Field(
+        default=False,
+        description="its kernel goes on when the service is killed or restarted; isolated ones of "
+        "our own Python kernel, with a data directory",
+    )
     extensions: tuple[dict[str, Any], ...] | None = None
     files: dict[str, FileContent] = Field(default_factory=dict)
     limits: dict[str, Any] = Field(default_factory=dict)

@@ -240,9 +240,14 @@ class HeldKernel(WireKernel, LastingKernel):
                 content = {"pair": pair.number, "after": kept.mark}
                 self._channels.request("control", "kept_request", content)
         if pair is not None:
+            # What waits to be given out is not kept by anybody yet.
+            waits = any(late.cell == cell for late in self._late_backlog)
             for pipe in pair.pipes:
                 assert isinstance(pipe, SpooledPipe)
-                pipe.keep(kept.streams.get(pipe.name, 0) if kept is not None else pipe.position)
+                if kept is not None:
+                    pipe.keep(kept.streams.get(pipe.name, 0))
+                elif not waits:
+                    pipe.keep(pipe.position)
         self._pump.let_go(self._has_more)
 
     def _has_more(self, cell: str) -> bool:

@@ -43,6 +43,11 @@ class Workspace:
         return self._image is not None
 
     @property
+    def image(self) -> int | None:
+        """A descriptor of its file system, if it has one of its own; it stays ours."""
+        return self._image
+
+    @property
     def path(self) -> Path:
         """See the class. What is beneath it is hostile once a kernel has run."""
         if self._image is None:
@@ -82,6 +87,17 @@ class Workspace:
             self._owner.let_go(image)
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(removal.discard, str(self.directory))
+
+    async def leave(self) -> None:
+        """Let go of it without removing it: another coordinator has it from now on."""
+        image, self._image = self._image, None
+        if image is not None:
+            # The last to let go unmounts it, which takes a while.
+            await trio.to_thread.run_sync(os.close, image)
+
+    def adopt(self, image: int | None) -> None:
+        """It is there already, as another coordinator left it; the descriptor is ours to close."""
+        self._image = image
 
     async def open(self, *, image: bool) -> None:
         """Make it. Raises `OSError`, and then nothing of it is left."""
@@ -142,6 +158,12 @@ class Workspaces:
             else:
                 return workspace
         await workspace.open(image=False)
+        return workspace
+
+    def adopt(self, name: str, size_bytes: int | None, image: int | None) -> Workspace:
+        """The workspace called `name` that another coordinator left, with its `image` if any."""
+        workspace = Workspace(self, name, size_bytes)
+        workspace.adopt(image)
         return workspace
 
     async def image(self, size_bytes: int) -> int:

@@ -98,6 +98,8 @@ async def serve(
 ) -> None:
     """Serve until `stop` is set, then end the coordinator's sessions and return.
 
+    Those that survive a restart are left to the next service, if `service.keep_survivors` says so.
+
     `ready(url)` is called, and `task_status` started with the URL, once requests are answered. On
     `stop` no new connection is taken, every session is ended, and clients get the results and the
     last events of that, for at most `service.stop_deadline_s`; then connections are closed.
@@ -133,7 +135,7 @@ async def serve(
                 task_status.started(url)
                 await stopping.wait()
             with trio.move_on_after(service.stop_deadline_s):
-                await coordinator.stop()
+                await coordinator.stop(keep_survivors=service.keep_survivors)
                 await connections.finish()
 
 

@@ -95,7 +95,11 @@ class _Holder:
 
     def _leave(self) -> None:
         if self._client is not None:
-            self._client.close()
+            if self._items:
+                self._client.close()
+            else:
+                # It hears of our end when there is nothing left of us, our name included.
+                self._last = self._client
             self._client = None
 
     def _hear(self) -> None:
@@ -140,7 +144,8 @@ def main(listen: int, client: int, grace_s: float, path: str) -> None:
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     listening = socket.socket(fileno=listen)
-    _Holder(listening, socket.socket(fileno=client), grace_s).serve()
+    holder = _Holder(listening, socket.socket(fileno=client), grace_s)
+    holder.serve()
     # The name goes first: whoever still connects finds the end, and makes another holder.
     Path(path).unlink(missing_ok=True)
 

@@ -106,7 +106,8 @@ class SurvivingServers(ForkServers):
         finally:
             if self._holder is not None:
                 self._holder.drop("cgroups")
-                self._holder.close()
+                with trio.CancelScope(shield=True):
+                    await trio.to_thread.run_sync(self._holder.close)
 
     def leave(self) -> None:
         """From now on ending here ends nothing: it is all for the next coordinator."""
@@ -147,7 +148,7 @@ class SurvivingServers(ForkServers):
             return {}
         items = await trio.to_thread.run_sync(holder.items)
         if holder.lost:
-            holder.close()
+            await trio.to_thread.run_sync(holder.close)
             return {}
         self._holder = holder
         holder.grace(self._grace_s)
@@ -236,6 +237,11 @@ class SurvivingServers(ForkServers):
         """The cells of a kernel that was left whose output may not all be kept, oldest first."""
         left = self._left[name]
         return tuple(left.cells[number] for number in sorted(left.cells) if number in left.pairs)
+
+    def pid_of(self, name: str) -> int | None:
+        """The pid that a kernel that was left has or had."""
+        pid: int | None = self._left[name].facts["pid"]
+        return pid
 
     async def refuse(self, name: str) -> None:
         """End a kernel that was left; returns when nothing of it is there."""
@@ -383,6 +389,7 @@ class SurvivingBackend(ForkServerBackend):
         facts = {
             "key": ends.connection.key.decode(),
             "nonce": ends.nonce.decode(),
+            "pid": process.pid,
             "user": user,
             "ours": self._ids is self._servers.ids[1],
             "group": Path(group.paths[0]).name.removeprefix("s-") if group is not None else "",
