@@ -288,7 +288,7 @@ from replsvc.coordinator import Coordinator
 from replsvc.errors import IsolationUnavailableError
 
 async def main():
-    async with Coordinator(Config(isolation="best")) as c:
+    async with Coordinator(Config(isolation="best", pool_max=0)) as c:
         async with c.session(**given()) as one, c.session(**given()) as other:
             info = await one.info()
             found = {

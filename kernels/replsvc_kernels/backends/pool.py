@@ -227,12 +227,16 @@ class Pool:
         return sum(map(len, self._spares.values())) > self._size.least
 
     def _shrink(self) -> None:
-        sizes = wanted(self._opened, trio.current_time(), self._size)
-        for shape, spares in self._spares.items():
+        now = trio.current_time()
+        sizes = wanted(self._opened, now, self._size)
+        for shape, spares in list(self._spares.items()):
             while len(spares) > sizes.get(shape, 0):
                 spares.pop().leave.set()
-        for shape, size in sizes.items():
-            if not size and len(self._opened) > 1:
+            if not spares:
+                del self._spares[shape]
+        # Anybody can ask for any shape: those that nobody asks for any more are forgotten.
+        for shape in sorted(self._opened, key=lambda one: self._opened[one][-1])[:-1]:
+            if now - self._opened[shape][-1] >= RECENT_S:
                 del self._opened[shape]
 
     def _short(self) -> Shape | None:
@@ -269,7 +273,7 @@ class Pool:
             if spare is None:
                 task_status.started()
             else:
-                if spare in (spares := self._spares[shape]):
+                if spare in (spares := self._spares.get(shape, deque())):
                     spares.remove(spare)
                 spare.ended.set()
             self._change()
