@@ -1,0 +1,100 @@
+"""From outputs to log and model view: what comes in is in the log, or counted."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from replsvc.calls import Draft, OutputInfo
+from replsvc.config import Limits
+from replsvc.recorder import Recorder
+from replsvc.redaction import Redactor
+from replsvc_kernels.messages import ClearOutput, DisplayData, ExecuteResult, Output, Stream
+
+
+class Kept:
+    """A log that keeps its drafts."""
+
+    def __init__(self) -> None:
+        self.drafts: list[Draft] = []
+
+    def add(self, draft: Draft) -> None:
+        self.drafts.append(draft)
+
+    async def room(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+
+names = st.sampled_from(["stdout", "stderr"])
+pieces = st.lists(
+    st.sampled_from([b"a", b"\n", b"\r", b"\x1b[1m", b"\xff", b"\xe2\x82\xac", b"\xe2", b"\x08"]),
+    max_size=40,
+).map(b"".join)
+bundles = st.fixed_dictionaries(
+    {"text/plain": st.text(max_size=30)}, optional={"image/png": st.text(max_size=9)}
+)
+outputs = st.lists(
+    st.one_of(
+        st.builds(Stream, names, pieces | st.binary(max_size=80)),
+        st.builds(DisplayData, bundles, display_id=st.none() | st.just("x"), update=st.booleans()),
+        st.builds(ExecuteResult, bundles),
+        st.builds(ClearOutput, st.booleans()),
+    ),
+    max_size=30,
+)
+
+
+def record(taken: list[Output], limits: Limits) -> tuple[list[Draft], OutputInfo, Recorder]:
+    kept = Kept()
+    recorder = Recorder(kept, "c", limits, Redactor(()), "log of call c")  # type: ignore[arg-type]
+
+    async def run() -> OutputInfo:
+        for output in taken:
+            await recorder.output(output)
+        return await recorder.finish()
+
+    return kept.drafts, trio.run(run), recorder
+
+
+@settings(deadline=None)
+@given(outputs, st.sampled_from([1, 50, 1_000_000]))
+def test_every_byte_is_in_the_log_or_counted(taken: list[Output], max_log_bytes: int) -> None:
+    limits = Limits(max_log_bytes=max_log_bytes, max_output_bytes=1_000, max_output_lines=10)
+    drafts, info, recorder = record(taken, limits)
+    dropped = 0
+    lines = 0
+    for name in ("stdout", "stderr"):
+        written = b"".join(o.data for o in taken if isinstance(o, Stream) and o.name == name)
+        logged = b"".join(d.blob for d in drafts if d.blob is not None and d.data["name"] == name)
+        if max_log_bytes == 1_000_000:
+            assert logged == written
+        dropped += len(written) - len(logged)
+        lines += written.count(b"\n")
+    assert info.dropped_bytes == dropped
+    assert info.total_bytes - dropped == sum(len(d.blob) for d in drafts if d.blob is not None)
+    assert info.total_bytes - dropped <= max_log_bytes
+    assert info.total_lines - lines in (0, 1)
+    assert info.truncated or not dropped
+    assert len(info.text.encode()) <= 1_000
+    json.dumps([d.model_dump(exclude={"blob"}) for d in drafts], allow_nan=False).encode()
+    recorder.content(info.text)
+
+
+def rich(drafts: list[Draft]) -> list[dict[str, Any]]:
+    return [d.data for d in drafts if d.blob is None]
+
+
+def test_mimebundles_are_whole_in_the_log_whatever_becomes_of_them_for_the_model() -> None:
+    large = {"text/plain": "x" * 2_000_000, "application/x": {"a": [1]}}
+    drafts, _, recorder = record(
+        [DisplayData(large, {"m": 1}, "id"), ClearOutput(), ExecuteResult(large)], Limits()
+    )
+    assert [event["type"] for event in rich(drafts)] == [
+        *("display_data", "clear_output", "execute_result")
+    ]
+    assert rich(drafts)[0]["data"] == rich(drafts)[2]["data"] == large
+    assert recorder.result() == ({"application/x": {"a": [1]}}, {"text/plain": 2_000_000})
