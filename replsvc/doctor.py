@@ -214,9 +214,8 @@ def _workspace_bound() -> Finding:
             os.close(WorkspaceImages(directory).make(SMALLEST, 0, 0))
     except OSError as error:
         return Finding("workspace bound", "missing", f"{soft} ({error})", remedy, needed=False)
-    return Finding(
-        "workspace bound", "ok", "hard: an isolated session can't write more than its size"
-    )
+    detail = "hard: an isolated session can't write more than its size"
+    return Finding("workspace bound", "ok", detail, needed=False)
 
 
 async def _isolation() -> tuple[Finding, ...]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import components
 import untested
 
 
@@ -29,6 +30,15 @@ def test_a_machine_where_sessions_run_is_healthy(replsvc):
 def test_it_agrees_with_a_session_that_does_run(replsvc):
     assert json.loads(replsvc("doctor", "--json").stdout)["ok"] is True
     assert replsvc.run("1").returncode == 0
+
+
+def test_it_says_how_the_size_of_a_workspace_is_held(replsvc):
+    found = checks(replsvc("doctor", "--json"))["workspace bound"]
+    hard = components.missing("root") is None and components.missing("loop") is None
+    assert found["state"] == ("ok" if hard else "missing")
+    assert found["detail"].startswith("hard: " if hard else "soft: ")
+    assert bool(found["remedy"]) is not hard
+    assert not found["needed"]
 
 
 @pytest.fixture(scope="session")

@@ -370,3 +370,28 @@ async def test_slowed_output_is_whole(coordinator: Coordinator) -> None:
         call = await session.run("for n in range(30_000): print(f'{n:09}')")
         assert (call.status, call.output.total_bytes) == ("ok", 300_000)
         assert call.output.total_lines == 30_000
+
+
+# The ladder
+
+
+@isolated
+@pytest.mark.parametrize(
+    "deaf",
+    [
+        "import signal\n"
+        "for s in (signal.SIGINT, signal.SIGTERM): signal.signal(s, signal.SIG_IGN)\n"
+        "while True: pass",
+        "sum(range(10**15))",  # native code, in which no Python handler runs
+    ],
+)
+async def test_what_heeds_nothing_ends_at_its_deadline_isolated_too(
+    coordinator: Coordinator, deaf: str
+) -> None:
+    async with neighbours(coordinator) as session:
+        await session.run("lost = 1")
+        call = await session.run(deaf, timeout_s=0.5)
+        assert caused(call) == ("timeout", "wall", 0.5)
+        assert call.state_lost
+        assert "names defined in it are lost" in call.text
+        assert (await session.run("'lost' in globals()")).text == "=> False"
