@@ -189,6 +189,7 @@ class Coordinator:
         data directory, with their running calls; who waits here for one hears that it has ended.
         """
         self._stopping = True
+        keep_survivors = keep_survivors and any(one.lasting for one in self._sessions.values())
         async with trio.open_nursery() as nursery:
             if keep_survivors:
                 # First: however this ends, they are not ended with it.

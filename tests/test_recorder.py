@@ -9,7 +9,7 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replsvc.calls import Draft, OutputInfo
+from replsvc.calls import Draft, Event, OutputInfo, utc_now
 from replsvc.config import Limits
 from replsvc.recorder import Recorder
 from replsvc.redaction import Redactor
@@ -98,3 +98,55 @@ def test_mimebundles_are_whole_in_the_log_whatever_becomes_of_them_for_the_model
     ]
     assert rich(drafts)[0]["data"] == rich(drafts)[2]["data"] == large
     assert recorder.result() == ({"application/x": {"a": [1]}}, {"text/plain": 2_000_000})
+
+
+marked_streams = st.lists(
+    st.tuples(names, st.sampled_from([b"a", b"\n", b"\xe2\x82\xac", b"secret", b"sec", b"ret\n"])),
+    max_size=30,
+)
+
+
+@given(marked_streams, st.data())
+@settings(max_examples=200, deadline=None)
+def test_a_recorder_goes_on_where_the_log_of_a_lost_one_ends(
+    said: list[tuple[Any, bytes]], data: st.DataObject
+) -> None:
+    """Whatever of its events was written: the log and the result are those of one recorder."""
+
+    def recorder() -> tuple[Kept, Recorder]:
+        kept = Kept()
+        return kept, Recorder(kept, "c", Limits(), Redactor(("secret",)), "log of call c")  # type: ignore[arg-type]
+
+    async def feed(recorder: Recorder, upto: dict[str, int]) -> None:
+        at = {"stdout": 0, "stderr": 0}
+        for name, piece in said:
+            at[name] += len(piece)
+            left = piece[max(0, len(piece) - (at[name] - upto.get(name, 0))) :]
+            if at[name] > upto.get(name, 0):
+                await recorder.output(Stream(name, left, "c", upto=at[name]))
+
+    def whole(drafts: list[Draft]) -> dict[str, bytes]:
+        return {
+            name: b"".join(one.blob or b"" for one in drafts if one.data["name"] == name)
+            for name in ("stdout", "stderr")
+        }
+
+    async def run() -> None:
+        straight, first = recorder()
+        await feed(first, {})
+        until = len(straight.drafts)
+        expected = await first.finish()
+        written = straight.drafts[: data.draw(st.integers(0, until))]
+        again, second = recorder()
+        upto: dict[str, int] = {}
+        for seq, draft in enumerate(written, 1):
+            upto[draft.data["name"]] = draft.data["upto"]
+            second.recall(
+                Event(seq=seq, kind="output", at=utc_now(), data=draft.data, blob=draft.blob)
+            )
+        await feed(second, upto)
+        output = await second.finish()
+        assert whole([*written, *again.drafts]) == whole(straight.drafts)
+        assert output.total_bytes == expected.total_bytes
+
+    trio.run(run)

@@ -22,7 +22,7 @@ from replsvc_kernels._pipes import Pair
 from replsvc_kernels._spool import HeldPump, SpooledPipe
 from replsvc_kernels._wire import Waiter, WireKernel, execute_content
 from replsvc_kernels.background import background_nursery
-from replsvc_kernels.kernel import Cell, KernelError, LastingKernel
+from replsvc_kernels.kernel import Cell, KernelError, LastingKernel, ProtocolViolation
 from replsvc_kernels.messages import (
     ClearOutput,
     DisplayData,
@@ -238,7 +238,9 @@ class HeldKernel(WireKernel, LastingKernel):
             before, self._kept[cell] = self._kept[cell], kept
             if kept.mark > before.mark and self._process.exit is None:
                 content = {"pair": pair.number, "after": kept.mark}
-                self._channels.request("control", "kept_request", content)
+                # A kernel that does not read now is told of later ones: they say this, too.
+                with contextlib.suppress(ProtocolViolation):
+                    self._channels.request("control", "kept_request", content)
         if pair is not None:
             # What waits to be given out is not kept by anybody yet.
             waits = any(late.cell == cell for late in self._late_backlog)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import select
 import socket
@@ -16,6 +17,8 @@ from typing import Any
 
 from replsvc_kernels.backends import holder as process
 from replsvc_kernels.kernel import LaunchError
+
+log = logging.getLogger("replsvc")
 
 SOCKET = "holder"
 ANSWER_S = 10.0
@@ -144,8 +147,9 @@ class Holder:
             return
         try:
             process.send(self._socket, dict(packet), fds)
-        except OSError:
+        except OSError as error:
             self.lost = True
+            log.warning("the holder is gone, what lives does not survive a restart: %s", error)
 
     def ended(self) -> bool:
         """Whether the holder has died."""
