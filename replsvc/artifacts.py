@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mimetypes
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import trio
 from replsvc.calls import Artifact
 from replsvc.changes import Notices, Workspace, open_file
 from replsvc.config import Limits
+from replsvc.output.oversized import Oversized
 from replsvc.redaction import Redactor
 from replsvc.store.artifacts import ArtifactFiles
 
@@ -75,6 +77,42 @@ class Artifacts:
         if not self._looked or self._workspace.unchanged():
             return NO_FILES
         return await trio.to_thread.run_sync(self._collect, call_id)
+
+    async def keep_outputs(self, call_id: str, made: Made, parts: Sequence[Oversized]) -> Made:
+        """Keep what a result can't hold, beside the files that the call made."""
+        return await trio.to_thread.run_sync(self._keep_outputs, call_id, made, parts)
+
+    def _keep_outputs(self, call_id: str, made: Made, parts: Sequence[Oversized]) -> Made:
+        room = self._limits.max_artifact_bytes - sum(a.size for a in made.artifacts if a.kept)
+        artifacts = list(made.artifacts)
+        complete = made.complete
+        for part in parts:
+            if len(artifacts) >= self._limits.max_artifacts:
+                complete = False
+                break
+            name = f"{call_id}.{len(artifacts)}"
+            content = part.content()
+            kept = len(content) <= room and self._keep_bytes(name, content)
+            room -= len(content) if kept else 0
+            ending = mimetypes.guess_extension(part.mime_type) or ".bin"
+            artifacts.append(
+                Artifact(
+                    id=name,
+                    path=f"output-{len(artifacts)}{ending}",
+                    size=len(content),
+                    mime_type=part.mime_type,
+                    kept=kept,
+                    source="output",
+                )
+            )
+        return Made(tuple(artifacts), complete)
+
+    def _keep_bytes(self, name: str, content: bytes) -> bool:
+        try:
+            self._files.keep_bytes(self._session_id, name, content)
+        except OSError:
+            return False
+        return True
 
     def _collect(self, call_id: str) -> Made:
         changed = self._workspace.look()

@@ -149,6 +149,9 @@ class Usage(Value):
 class Artifact(Value):
     """A file of the workspace that a cell created or changed: `path` there, `size` in bytes.
 
+    With `source` "output" it is something that a cell showed and that is too large for the result;
+    `path` is then a name to save it under.
+
     `kept` tells whether its content was copied, and can be fetched under `id`, also when the
     session has ended.
     """
@@ -158,6 +161,7 @@ class Artifact(Value):
     size: int
     mime_type: str
     kept: bool = True
+    source: Literal["file", "output"] = "file"
 
 
 def check_env(env: Mapping[str, str]) -> Mapping[str, str]:

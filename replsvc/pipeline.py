@@ -7,7 +7,7 @@ call and runs nothing. The service's own faults leave as exceptions; everything 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -25,6 +25,7 @@ from replsvc.calls import (
     ErrorInfo,
     Keep,
     OutputInfo,
+    ResourceLink,
     Status,
     TextContent,
     Times,
@@ -223,6 +224,8 @@ async def _execute_repl(run: Run, host: Host) -> Outcome:
             host.turns.leave(run)
     status, cause = repl.verdict(end, timeout_s)
     output = await recorder.finish()
+    if oversized := recorder.oversized():
+        made = await host.artifacts.keep_outputs(run.id, made, oversized)
     failure = end.reply.failure if end.reply is not None else None
     info = None
     if failure is not None:
@@ -234,7 +237,9 @@ async def _execute_repl(run: Run, host: Host) -> Outcome:
     # To ask costs more than a quick cell that went well, and nothing can have happened in one.
     if not end.state_lost and (info is not None or end.execution_s >= SLOW_S):
         hits = tuple(causes.hit_cause(hit) for hit in started.kernel.limits_hit())
-    notes = (*([hint] if hint is not None else []), *(hit.message for hit in hits))
+    shown = [one for one in made.artifacts if one.source == "output" and one.kept]
+    kept = [f"{one.mime_type} of {one.size:,} bytes is artefact {one.id}" for one in shown]
+    notes = (*kept, *([hint] if hint is not None else []), *(hit.message for hit in hits))
     return Outcome(
         status,
         await _text(host, recorder, output, info, end, status, cause, notes, keep),
@@ -328,7 +333,7 @@ async def _call(run: Run, host: Host, outcome: Outcome) -> Call:
     now = trio.current_time()
     begun = run.execution_started or now
     content = (
-        recorder.content(outcome.text)
+        (*recorder.content(outcome.text), *_links(host.id, outcome.made))
         if recorder is not None
         else (TextContent(text=outcome.text),)
     )
@@ -379,6 +384,14 @@ async def _call(run: Run, host: Host, outcome: Outcome) -> Call:
     )
     assert run.log is not None
     return await run.log.finish(call)
+
+
+def _links(session_id: str, made: Made) -> Iterator[ResourceLink]:
+    """Where what was too large to show can be fetched."""
+    for one in made.artifacts:
+        if one.source == "output" and one.kept:
+            uri = f"/v1/sessions/{session_id}/artifacts/{one.id}"
+            yield ResourceLink(uri=uri, name=one.path, mime_type=one.mime_type, size=one.size)
 
 
 async def _record_fault(run: Run, error: ReplsvcError) -> None:

@@ -24,6 +24,8 @@ from replsvc.calls import (
 )
 from replsvc.config import Limits
 from replsvc.output import Page, clean_traceback, inline
+from replsvc.output.mime import part_size
+from replsvc.output.oversized import Oversized
 from replsvc.output.terminal import held_utf8
 from replsvc.redaction import Redactor
 from replsvc_kernels.kernel import LastingKernel
@@ -65,7 +67,7 @@ class Recorder:
         self._limits, self._redactor, self._where = limits, redactor, where
         self.page = Page(limits.max_output_bytes, limits.max_output_lines, keep)
         self._rest: dict[StreamName, bytes] = {"stdout": b"", "stderr": b""}
-        self._logged = self._dropped = self._lines = 0
+        self._logged = self._shown = self._cut = self._dropped = self._lines = 0
         self._mid_line = False
         self._read: dict[StreamName, int] = {}
         self._kept: dict[StreamName, int] = {}
@@ -124,9 +126,10 @@ class Recorder:
         self.page.write(name, data)
         self._lines += data.count(b"\n")
         self._mid_line = not data.endswith(b"\n")
-        room = self._limits.max_log_bytes - self._logged
+        room = self._limits.max_log_bytes - self._logged - self._shown
         kept = data[: max(0, room)]
         self._dropped += len(data) - len(kept)
+        self._cut += len(data) - len(kept)
         self._logged += len(kept)
         if kept:
             self._append({"type": "stream", "name": name, **self._place(name)}, kept)
@@ -175,6 +178,7 @@ class Recorder:
                 self._lines += blob.count(b"\n")
                 self._logged += len(blob)
                 self._dropped += data.get("dropped", 0)
+                self._cut += data.get("dropped", 0)
                 if "upto" in data:
                     self._read[data["name"]] = self._kept[data["name"]] = data["upto"]
             case "display_data" | "update_display_data":
@@ -184,6 +188,8 @@ class Recorder:
                 self.page.set_value(data["data"])
             case "clear_output":
                 self.page.clear(wait=data["wait"])
+        self._shown += sum(map(part_size, data.get("data", {}).values()))
+        self._dropped += sum(data.get("left_out", {}).values())
         self._mark = max(self._mark, data.get("mark", 0))
 
     def _append(self, data: dict[str, Any], blob: bytes | None = None) -> None:
@@ -191,6 +197,14 @@ class Recorder:
         self._log.add(draft)
 
     def _rich(self, type_: str, bundle: Mimebundle, **more: Any) -> None:
+        """What is shown counts against the log's bound like what is printed."""
+        sizes = {mime_type: part_size(value) for mime_type, value in bundle.items()}
+        size = sum(sizes.values())
+        if size > self._limits.max_log_bytes - self._logged - self._shown:
+            self._dropped += size
+            self._append({"type": type_, "data": {}, "left_out": sizes, **more})
+            return
+        self._shown += size
         self._append({"type": type_, "data": bundle, **more})
 
     async def finish(self) -> OutputInfo:
@@ -205,7 +219,7 @@ class Recorder:
         else:
             self.page.develop(max_px)
         view = self.page.render(self._where)
-        total = self._logged + self._dropped
+        total = self._logged + self._cut
         return OutputInfo(
             text=view.text,
             truncated=view.truncated or self._dropped > 0,
@@ -245,3 +259,11 @@ class Recorder:
         """
         value = self.page.value
         return (None, {}) if value is None else inline(value, MAX_INLINE_CHARS)
+
+    def oversized(self) -> tuple[Oversized, ...]:
+        """What neither the call nor its images hold, once finished: for artefacts of its own."""
+        parts: list[tuple[str, Any]] = list(self.page.unshown)
+        value = self.page.value or {}
+        _, left_out = self.result()
+        parts += [(name, value[name]) for name in left_out if (name, value[name]) not in parts]
+        return tuple(Oversized(mime_type, data) for mime_type, data in parts)

@@ -47,11 +47,16 @@ def bundle_text(bundle: Mapping[str, Any], mime_type: str) -> str | None:
     return None
 
 
+def part_size(value: Any) -> int:
+    """How much one media type's data of a bundle is, in characters of text or JSON."""
+    return len(value) if isinstance(value, str) else len(json.dumps(value))
+
+
 def inline(bundle: Mapping[str, Any], max_chars: int) -> tuple[Mapping[str, Any], dict[str, int]]:
     """The bundle without its parts over `max_chars` characters, and the sizes of those."""
     left_out: dict[str, int] = {}
     for mime_type, value in bundle.items():
-        size = len(value) if isinstance(value, str) else len(json.dumps(value))
+        size = part_size(value)
         if size > max_chars:
             left_out[mime_type] = size
     if left_out:

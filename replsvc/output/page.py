@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from replsvc.calls import Keep
+from replsvc.output.images import ImageType
 from replsvc.output.mime import mime_text
 from replsvc.output.pictures import MAX_IMAGES, Album, Picture, candidates
 from replsvc.output.view import ModelView, View, clip
@@ -37,6 +38,8 @@ class Page:
         self._value_starts = True
         self.value: Mapping[str, Any] | None = None
         self._notes: list[str] = []
+        self.unshown: list[tuple[ImageType, str]] = []
+        """Images that a model can't have, once developed: type and base64."""
 
     def write(self, name: str, data: bytes) -> None:
         """Add what the stream `name` wrote."""
@@ -89,10 +92,13 @@ class Page:
         """Make the images fit for a model, their longer side at most `max_px` pixels."""
         self._notes.clear()
         self._developed.clear()
+        self.unshown.clear()
         for place, picture in self._album.fit(max_px).items():
             if isinstance(picture, Picture):
                 self._developed[place] = picture
-            elif place == self._value_place:
+                continue
+            self.unshown.append(self._album.images(place)[0])
+            if place == self._value_place:
                 self._notes.append(str(picture).strip("[]"))
             else:
                 self._view.fill(place, f"{self._texts.get(place, '')}\n{picture}".lstrip("\n"))

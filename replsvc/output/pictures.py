@@ -153,6 +153,10 @@ class Album:
         self._chars += chars
         return True
 
+    def images(self, place: int) -> tuple[tuple[ImageType, str], ...]:
+        """What is held at `place`."""
+        return self._images.get(place, ())
+
     def remove(self, place: int) -> None:
         """Let go of what is at `place`."""
         self._chars -= sum(len(text) for _, text in self._images.pop(place, ()))

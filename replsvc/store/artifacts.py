@@ -27,9 +27,7 @@ class ArtifactFiles:
         """
         if os.fstat(source).st_size > size_limit:
             return None
-        folder = self._directory / session_id
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        target = folder / name
+        target = self._place(session_id, name)
         descriptor = os.open(
             target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
         )
@@ -42,6 +40,21 @@ class ArtifactFiles:
                 with suppress(OSError):
                     target.unlink()
         return size
+
+    def keep_bytes(self, session_id: str, name: str, content: bytes) -> None:
+        """Keep `content`. Raises `OSError`; then nothing of it is left."""
+        target = self._place(session_id, name)
+        try:
+            target.write_bytes(content)
+        except OSError:
+            with suppress(OSError):
+                target.unlink()
+            raise
+
+    def _place(self, session_id: str, name: str) -> Path:
+        folder = self._directory / session_id
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return folder / name
 
     def path(self, session_id: str, name: str) -> Path:
         """Where an artefact is. Raises `FileNotFoundError` for one that is not kept."""

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 import trio
 from kernel_rigs import parent_of
-from lasting import CELL, Log, lasting, run_cell, serving
 
+from lasting import CELL, Log, lasting, run_cell, serving
 from replsvc_kernels.kernel import KernelDied, LastingKernel
 from replsvc_kernels.messages import ExecuteResult, Kept
 
