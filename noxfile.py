@@ -19,10 +19,10 @@ nox.options.reuse_existing_virtualenvs = True
 nox.options.stop_on_first_error = False
 
 SOURCES = ("replsvc", "kernels", "extensions", "tests", "benchmarks", "examples", "docs")
-WITH_IDS = ("isolation", "attacks", "subordinate_ids", "limits")
+WITH_IDS = ("isolation", "attacks", "subordinate_ids", "limits", "survival")
 WITHOUT_IDS = (
     "session/test_limits_and_deaths", "session/test_isolated_service",
-    "kernels/test_forkserver", "kernels/test_contract",
+    "kernels/test_forkserver", "kernels/test_contract", "kernels/test_holder",
 )  # fmt: skip
 # What an ordinary user can have.
 ORDINARY = "cgroups,landlock,pidns,seccomp,userns"

@@ -608,6 +608,7 @@ class Session:
             workspace_bound=self._parts.workspace_bound,
             lifetime=request.lifetime,
             environment=request.environment,
+            survive_restart=request.survive_restart,
             created_at=self.created_at,
             last_used_at=self.last_used_at,
             extensions=tuple(

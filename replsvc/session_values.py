@@ -155,6 +155,7 @@ class SessionInfo(Value):
     workspace_bound: Literal["hard", "soft"] | None = None
     lifetime: Lifetime
     environment: str | None
+    survive_restart: bool = False
     created_at: datetime
     last_used_at: datetime
     extensions: tuple[ExtensionInfo, ...]

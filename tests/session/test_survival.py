@@ -250,6 +250,42 @@ async def test_a_service_may_stop_and_keep_its_survivors(data: Path) -> None:
             await service.open(SessionRequest(survive_restart=True), extensions=())
 
 
+async def test_what_survives_is_the_newest_kernel_and_its_workspace(data: Path) -> None:
+    async with Coordinator(config(str(data))) as service:
+        session = await service.open(SessionRequest(**LASTS, files={"given": {"text": "x"}}))
+        await session.run("open('old', 'w').close()")
+        await session.reset()
+        await session.restart()
+        await session.run("name = 1; open('new', 'w').close()")
+        await service.stop(keep_survivors=True)
+    async with Coordinator(config(str(data))) as service:
+        session = service.get("lasts")
+        info = await session.info()
+        assert (info.generation, info.survive_restart) == (3, True)
+        call = await session.run("import os; name, sorted(os.listdir('.'))")
+        assert call.text == "=> (1, ['given', 'new'])"
+        await session.restart()
+        assert (await session.info()).generation == 4
+        assert (await session.run("name")).status == "error"
+
+
+async def test_what_a_background_process_writes_later_is_its_cells(data: Path) -> None:
+    first = Service(data, LASTS)
+    first.run("lasts", "c0", FIFO)
+    late = "import subprocess; p = subprocess.Popen(['sh', '-c', 'read x < go; echo $x'])"
+    first.run("lasts", "c1", f"print('early'); {late}")
+    first.run("lasts", "c2", "1 + 1")
+    first.kill()
+    async with Coordinator(config(str(data))) as service:
+        session = service.get("lasts")
+        before = (await service.log.feed("lasts")).last_seq
+        await session.run("with open('go', 'w') as go: go.write('late\\n')")
+        async for found in service.log.follow("lasts", before, call_id="c1"):
+            assert [event.data["background"] for event in found] == [True]
+            break
+        assert printed(await events(service, "lasts"), "c1", "stdout") == "early\nlate\n"
+
+
 @pytest.mark.parametrize(
     ("settings", "request_", "why"),
     [

@@ -14,8 +14,8 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,15 +24,14 @@ import trio
 
 from replsvc_kernels._channels import Channels
 from replsvc_kernels._held import HeldKernel
-from replsvc_kernels._pipes import Pump
 from replsvc_kernels._spool import HeldPump
 from replsvc_kernels.backends.accounts import Accounts
 from replsvc_kernels.backends.base import Connection
 from replsvc_kernels.backends.fork_server import Layers, ServerSpec
 from replsvc_kernels.backends.forked import ForkedProcess
 from replsvc_kernels.backends.forkserver import ForkServerBackend, ForkServers, own_workspace
-from replsvc_kernels.backends.guest_kernel import GuestEnds
 from replsvc_kernels.backends.held import Holder, Item
+from replsvc_kernels.backends.held_backend import SurvivingBackend
 from replsvc_kernels.backends.held_server import (
     HeldKeeper,
     HeldServer,
@@ -44,8 +43,8 @@ from replsvc_kernels.backends.session_ids import SessionIds
 from replsvc_kernels.backends.surroundings import PORTS
 from replsvc_kernels.background import background_nursery
 from replsvc_kernels.kernel import KernelInfo, LaunchSpec, LaunchTimeout
-from replsvc_kernels.messages import Kept, Limits
-from replsvc_kernels.sandbox import cgroups, namespaces
+from replsvc_kernels.messages import Kept
+from replsvc_kernels.sandbox import cgroups
 
 NAMES = ("cgroups", "servers", "keepers", "kernels", "pairs")
 
@@ -333,86 +332,3 @@ class SurvivingServers(ForkServers):
         """Call it, unless what it ends is left for the next coordinator."""
         if not self.holder.leaving:
             function(*args, **named)
-
-
-class _HeldEnds(GuestEnds):
-    """The ends of a kernel whose pipes are held from the first on."""
-
-    kernel_type = HeldKernel
-
-    def __init__(self, outside: str, inside: str, limits: Limits, holder: Holder, name: str):
-        self._holder, self._name = holder, name
-        super().__init__(outside, inside, limits)
-
-    def new_pump(self, limits: Limits) -> Pump:
-        """See `GuestEnds.new_pump`."""
-        pump = HeldPump(self.guest, limits.max_streams, limits.output_bytes_per_s)
-        pump.start_holding(self._holder, self._name)
-        return pump
-
-    def more(self) -> dict[str, Any]:
-        """See `GuestEnds.more`."""
-        return {"keep": True}
-
-
-class SurvivingBackend(ForkServerBackend):
-    """A backend whose kernels are `LastingKernel`s."""
-
-    _server: HeldServer
-    _servers: SurvivingServers
-
-    def __init__(
-        self, python: str, server: HeldServer, servers: SurvivingServers, ids: SessionIds
-    ) -> None:
-        super().__init__(python, server, servers, ids)
-        self._server, self._servers = server, servers
-
-    def _new_ends(self, place: int, spec: LaunchSpec, *, unused: bool) -> GuestEnds:
-        assert not unused  # there is no pool here
-        name = spec.name or Path(spec.workspace).parent.name
-        outside, inside = self._addresses(place)
-        return _HeldEnds(outside, inside, spec.limits, self._servers.holder, name)
-
-    @contextmanager
-    def _holding(
-        self,
-        spec: LaunchSpec,
-        name: str,
-        user: int,
-        group: cgroups.Cgroup | None,
-        place: int,
-        ends: GuestEnds,
-        process: ForkedProcess,
-    ) -> Iterator[None]:
-        """From here on the kernel outlives us."""
-        holder = self._servers.holder
-        facts = {
-            "key": ends.connection.key.decode(),
-            "nonce": ends.nonce.decode(),
-            "pid": process.pid,
-            "user": user,
-            "ours": self._ids is self._servers.ids[1],
-            "group": Path(group.paths[0]).name.removeprefix("s-") if group is not None else "",
-            "limits": {
-                "memory_bytes": spec.resources.memory_bytes,
-                "processes": spec.resources.processes,
-            },
-            "version": "",
-            "isolation": "full",
-            **self._server.facts_of(process),
-        }
-        fds = (ends.guest.fileno(), *process.handles, place)
-        holder.put(f"kernels/{name}", fds, facts=facts)
-        try:
-            yield
-        finally:
-            for held in (f"kernels/{name}", f"pairs/{name}"):
-                holder.drop(held)
-
-    def _connected(self, run: Path) -> None:
-        # The next coordinator connects there. Nothing is to be put beside the sockets.
-        if self._ids.how == namespaces.ROOT:
-            os.chown(run, os.geteuid(), os.getegid())
-
-    def _end(self, function: Callable[..., object], *args: Any, **named: Any) -> None:
-        self._servers.unless_left(function, *args, **named)
