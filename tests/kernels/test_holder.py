@@ -18,6 +18,7 @@ import trio
 from kernel_rigs import parent_of
 
 from lasting import CELL, Log, lasting, run_cell, serving
+from replsvc_kernels.backends.held import Holder
 from replsvc_kernels.kernel import KernelDied, LastingKernel
 from replsvc_kernels.messages import ExecuteResult, Kept
 
@@ -355,3 +356,22 @@ async def test_another_user_is_not_heard(place: Path) -> None:
         assert asked_by(64_321, path) == b"connected "
         # Neither has it taken the place of the one who is connected.
         assert servers.holder.items()["secret"].facts == {"key": "x"}
+
+
+async def test_what_a_host_said_last_is_held_when_the_next_one_comes_at_once(place: Path) -> None:
+    first = Holder.start(place / "data", 60)
+    pid = holder_of(place)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        # It sees both at the same time: these, and that another one is there.
+        for number in range(20):
+            first.put(f"late/{number}", facts={"number": number})
+        second = Holder.connect(place / "data")
+        assert second is not None
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    held = await trio.to_thread.run_sync(second.items)
+    assert [item.facts["number"] for item in held.values()] == list(range(20))
+    second.drop("late")
+    first.close()
+    second.close()

@@ -67,19 +67,22 @@ class _Holder:
         """Return when there is nothing left to wait for."""
         alone_since = 0.0
         while self._client is not None or self._items:
-            waiting = {self._listening.fileno(): self._accept}
+            waiting = [self._listening]
             left = None
             if self._client is not None:
-                waiting[self._client.fileno()] = self._hear
+                waiting.append(self._client)
             else:
                 left = alone_since + self._grace_s - time.monotonic()
                 if left <= 0:
                     return
             poll = select.poll()
-            for fd in waiting:
-                poll.register(fd, select.POLLIN)
-            for fd, _ in poll.poll(None if left is None else left * 1_000):
-                waiting[fd]()
+            for one in waiting:
+                poll.register(one, select.POLLIN)
+            ready = [fd for fd, _ in poll.poll(None if left is None else left * 1_000)]
+            if self._listening.fileno() in ready:
+                self._accept()
+            elif ready:
+                self._hear()
             if self._client is not None:
                 alone_since = time.monotonic()
 
@@ -89,6 +92,9 @@ class _Holder:
         if uid != os.geteuid():
             client.close()
             return
+        # What the last one said before it was killed may still be unread, and holds descriptors.
+        while self._client is not None and _readable(self._client):
+            self._hear()
         self._leave()
         client.settimeout(SEND_S)
         self._client = client
@@ -103,8 +109,7 @@ class _Holder:
             self._client = None
 
     def _hear(self) -> None:
-        if self._client is None:
-            return  # another has just taken its place
+        assert self._client is not None
         try:
             packet, descriptors = receive(self._client)
             if "put" in packet:
@@ -128,6 +133,13 @@ class _Holder:
     def _close(self, name: str) -> None:
         for fd in self._items.pop(name, ()):
             os.close(fd)
+
+
+def _readable(client: socket.socket) -> bool:
+    # Not select(2): there may be any number of descriptors.
+    poll = select.poll()
+    poll.register(client, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def main(listen: int, client: int, grace_s: float, path: str) -> None:
