@@ -152,3 +152,22 @@ def test_a_recorder_goes_on_where_the_log_of_a_lost_one_ends(
         assert output.total_bytes == expected.total_bytes
 
     trio.run(run)
+
+
+def test_a_recorder_that_goes_on_counts_what_was_shown_and_left_out() -> None:
+    limits = Limits(max_log_bytes=10)
+    kept = Kept()
+    first = Recorder(kept, "c", limits, Redactor(()), "log of call c")  # type: ignore[arg-type]
+
+    async def run() -> None:
+        for text in ("12345678", "too long"):
+            await first.output(DisplayData({"text/plain": text}, mark=1))
+        expected = await first.finish()
+        second = Recorder(Kept(), "c", limits, Redactor(()), "log of call c")  # type: ignore[arg-type]
+        for seq, draft in enumerate(kept.drafts, 1):
+            second.recall(Event(seq=seq, kind="output", at=utc_now(), data=draft.data))
+        found = await second.finish()
+        assert found.dropped_bytes == expected.dropped_bytes > 0
+        assert second._shown == first._shown > 0
+
+    trio.run(run)
