@@ -179,7 +179,6 @@ class Recorder:
                 self._logged += len(blob)
                 self._dropped += data.get("dropped", 0)
                 self._cut += data.get("dropped", 0)
-                self._cut += data.get("dropped", 0)
                 if "upto" in data:
                     self._read[data["name"]] = self._kept[data["name"]] = data["upto"]
             case "display_data" | "update_display_data":
@@ -191,10 +190,6 @@ class Recorder:
                 self.page.clear(wait=data["wait"])
         self._shown += sum(map(part_size, data.get("data", {}).values()))
         self._dropped += sum(data.get("left_out", {}).values())
-        if "left_out" in data:
-            self._dropped += sum(data["left_out"].values())
-        elif "data" in data:
-            self._shown += sum(map(part_size, data["data"].values()))
         self._mark = max(self._mark, data.get("mark", 0))
 
     def _append(self, data: dict[str, Any], blob: bytes | None = None) -> None:
