@@ -161,8 +161,10 @@ def _kernels_count_lines() -> Iterator[None]:
 
     plain = process.kernel_environment
 
-    def environment(spec: LaunchSpec, python: str) -> Mapping[str, str]:
-        return {**plain(spec, python), **more}
+    def environment(
+        spec: LaunchSpec, python: str, directory: str | None = None
+    ) -> Mapping[str, str]:
+        return {**plain(spec, python, directory), **more}
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(process, "kernel_environment", environment)

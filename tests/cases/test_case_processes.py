@@ -56,7 +56,7 @@ async def test_five_processes_print_to_the_cell(session: Session) -> None:
         assert sorted(lines) == [f"{word} {n}" for n in range(5)]
 
 
-@pytest.mark.parametrize("method", ["spawn", "fork"])
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
 async def test_a_pool_works_and_prints(session: Session, method: str) -> None:
     module = (
         "import sys\ndef square(n):\n"

@@ -72,7 +72,7 @@ class ProcessBackend(Backend):
                     await nursery.start(
                         process.run,
                         [python, GUEST, str(keep)],
-                        kernel_environment(spec, python),
+                        kernel_environment(spec, python, directory),
                         spec.workspace,
                         [keep],
                         ends.stdio,

@@ -134,7 +134,7 @@ async def _prepare(name: str, directory: str, spec: LaunchSpec) -> _Plan:
     place = {"transport": "ipc", "ip": f"{directory}/k"} if wanted.provisioner == LOCAL else {}
     environment = {
         "IPYTHONDIR": f"{directory}/ipython",  # else it is made in HOME, the session's workspace
-        **kernel_environment(spec, sys.executable),
+        **kernel_environment(spec, sys.executable, directory),
     }
     try:
         manager = AsyncKernelManager(

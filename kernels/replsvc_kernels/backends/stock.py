@@ -47,7 +47,7 @@ class StockBackend(Backend):
             environment = {
                 # else it is made in HOME, the session's workspace
                 "IPYTHONDIR": f"{directory}/ipython",
-                **kernel_environment(spec, python),
+                **kernel_environment(spec, python, directory),
             }
             process = ReaperProcess()
             async with background_nursery() as nursery:

@@ -15,6 +15,8 @@ from replsvc_kernels.kernel import LaunchError, LaunchSpec
 
 # sockaddr_un holds 108 bytes with its end; our longest name below the directory is "/k-5".
 MAX_DIRECTORY_BYTES = 90
+# Below it come "/pymp-xxxxxxxx/listener-xxxxxxxx".
+MAX_TMPDIR_BYTES = 70
 # A coordinator's runtime directory and a kernel's in it: "/replsvc-xxxxxxxx" twice.
 NESTING_BYTES = 34
 PORTS = {"shell": 1, "iopub": 2, "stdin": 3, "control": 4, "hb": 5}
@@ -38,13 +40,27 @@ def private_directory(parent: str | None = None) -> Iterator[str]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def kernel_environment(spec: LaunchSpec, python: str) -> dict[str, str]:
-    """All variables a kernel sees: what it needs to run at all, then what was declared."""
+def _temporary(workspace: str, directory: str | None) -> str:
+    """TMPDIR, short enough for the unix sockets that Python's multiprocessing makes in there."""
+    if directory is None or len(os.fsencode(workspace)) <= MAX_TMPDIR_BYTES:
+        return workspace
+    link = Path(directory) / "tmp"
+    link.symlink_to(workspace, target_is_directory=True)
+    return str(link)
+
+
+def kernel_environment(
+    spec: LaunchSpec, python: str, directory: str | None = None
+) -> dict[str, str]:
+    """All variables a kernel sees: what it needs to run at all, then what was declared.
+
+    `directory` is the kernel's private one: a workspace whose path is long gets a short name there.
+    """
     bin_dir = str(Path(python).parent)
     return {
         "PATH": f"{bin_dir}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         "HOME": spec.workspace,
-        "TMPDIR": spec.workspace,
+        "TMPDIR": _temporary(spec.workspace, directory),
         "LANG": "C.UTF-8",
         "TERM": "dumb",
         "NO_COLOR": "1",
