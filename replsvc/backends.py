@@ -22,7 +22,12 @@ from replsvc_kernels.backends.forkserver import ForkServers
 from replsvc_kernels.backends.pool import PoolSize
 from replsvc_kernels.backends.process import ProcessBackend
 from replsvc_kernels.backends.surviving import SurvivingServers
-from replsvc_kernels.kernel import GuestUntested, LaunchError, LaunchTimeout
+from replsvc_kernels.kernel import (
+    EnvironmentUnreadable,
+    GuestUntested,
+    LaunchError,
+    LaunchTimeout,
+)
 
 UNPROTECTED = (
     "To run code as your own user, unprotected, ask for it by name: --isolation none "
@@ -172,6 +177,10 @@ class Backends:
             raise IsolationUnavailableError(
                 f"isolation {isolation!r} can't be given here: {error}.",
                 hint=f"{UNPROTECTED} Then ipykernel's own application runs, without setup code.",
+            ) from error
+        except EnvironmentUnreadable as error:
+            raise IsolationUnavailableError(
+                f"isolation {isolation!r} can't be given here: {error}", hint=UNPROTECTED
             ) from error
         except LaunchError as error:
             raise IsolationUnavailableError(

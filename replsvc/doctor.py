@@ -26,9 +26,10 @@ from replsvc.config import Config, Environment, MiB
 from replsvc.errors import BackendUnavailableError
 from replsvc.probe import probe
 from replsvc.runtime_dir import PREFIX
+from replsvc_kernels.backends.forkserver import ForkServers
 from replsvc_kernels.backends.support import support
 from replsvc_kernels.backends.surroundings import private_directory
-from replsvc_kernels.kernel import LaunchError
+from replsvc_kernels.kernel import EnvironmentUnreadable, LaunchError, LaunchTimeout
 from replsvc_kernels.sandbox import facts
 from replsvc_kernels.sandbox.workspace_image import SMALLEST, WorkspaceImages
 
@@ -198,7 +199,25 @@ async def _environment(name: str, environment: Environment, *, isolated: bool) -
             "runs there, without isolation and without setup code"
         )
         return Finding(subject, "missing", stock, install, needed and isolated)
+    if isolated and (refused := await _refused(python, environment)) is not None:
+        return Finding(subject, "missing", f"{detail}: {refused[0]}", refused[1], needed)
     return Finding(subject, "ok", detail)
+
+
+async def _refused(python: str, environment: Environment) -> tuple[str, str] | None:
+    """Why isolated sessions don't run in this environment and what to do: its server is tried."""
+    with tempfile.TemporaryDirectory(prefix=PREFIX) as directory:
+        runtime = Path(directory)
+        sessions = runtime / "sessions"
+        sessions.mkdir(mode=0o711)
+        async with ForkServers(runtime, sessions).running() as servers:
+            try:
+                await servers.backend(python, environment.preload, environment.env).missing()
+            except EnvironmentUnreadable as error:
+                return str(error), error.remedy
+            except (LaunchError, LaunchTimeout) as error:
+                return f"isolated sessions don't start: {error}", UNPROTECTED
+    return None
 
 
 def _workspace_bound() -> Finding:

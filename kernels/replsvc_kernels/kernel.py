@@ -54,6 +54,14 @@ class GuestUntested(LaunchError):  # noqa: N818 - it says what the environment i
     """The environment's ipykernel is none that our guest was tested with; the text says which."""
 
 
+class EnvironmentUnreadable(LaunchError):  # noqa: N818 - it says what the environment is
+    """Sessions may not read a part of their environment; `remedy` is the command that lets them."""
+
+    def __init__(self, message: str, remedy: str) -> None:
+        super().__init__(message)
+        self.remedy = remedy
+
+
 class LaunchTimeout(KernelError):  # noqa: N818
     """The kernel was not ready in time; its process and directory are gone again."""
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,27 @@ def test_an_ipykernel_that_was_not_tested_is_said_with_what_runs_instead(replsvc
     assert found["remedy"] == f"Install it: {python} -m pip install 'ipykernel>=6.29,<8'"
     replsvc.env["REPLSVC_ISOLATION"] = "none"
     assert not checks(replsvc("doctor", "--json"))["environment default"]["needed"]
+
+
+@pytest.mark.needs("root", "userns", "pidns", "seccomp")
+def test_an_environment_that_sessions_may_not_read_says_what_lets_them(replsvc, tmp_path):
+    path = tmp_path / "env"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(path)], check=True)
+    (site,) = path.glob("lib/python3*/site-packages")
+    (site / "rest.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    replsvc.env["REPLSVC_ENVIRONMENTS__DEFAULT__PYTHON"] = str(path)
+    assert checks(replsvc("doctor", "--json"))["environment default"]["state"] == "ok"
+    site.chmod(0o700)
+    done = replsvc("doctor", "--json")
+    found = checks(done)["environment default"]
+    assert (done.returncode, found["state"], found["needed"]) == (1, "missing", True)
+    assert f"these may not read {site}," in found["detail"]
+    assert found["remedy"] == f"chmod -R go+rX {site}"
+    done = replsvc("run", "1")
+    assert done.returncode == 70
+    assert found["remedy"] in done.stderr.decode()
+    replsvc.env["REPLSVC_ISOLATION"] = "none"
+    assert checks(replsvc("doctor", "--json"))["environment default"]["state"] == "ok"
 
 
 def test_a_named_environment_that_is_broken_does_not_hide_that_others_run(replsvc):

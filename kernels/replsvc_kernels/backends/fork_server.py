@@ -24,7 +24,13 @@ from replsvc_kernels.backends.forked import ForkedProcess, host_pid
 from replsvc_kernels.backends.keeper import Keeper
 from replsvc_kernels.backends.session_ids import FIRST_UID, SessionIds
 from replsvc_kernels.backends.surroundings import check_python, kernel_environment
-from replsvc_kernels.kernel import GuestUntested, LaunchError, LaunchSpec, LaunchTimeout
+from replsvc_kernels.kernel import (
+    EnvironmentUnreadable,
+    GuestUntested,
+    LaunchError,
+    LaunchSpec,
+    LaunchTimeout,
+)
 from replsvc_kernels.messages import Exit
 from replsvc_kernels.sandbox.environment import read_only_paths
 from replsvc_kernels.sandbox.session_root import WORK
@@ -203,6 +209,8 @@ class ForkServer:
             )
         if ready.get("untested"):
             raise GuestUntested(str(ready.get("error"))[:2_000])
+        if ready.get("remedy"):
+            raise EnvironmentUnreadable(str(ready.get("error"))[:2_000], str(ready["remedy"]))
         if not ready.get("ready"):
             raise LaunchError(
                 f"the fork server can't start: {ready.get('error', 'it ended without a word')}"

@@ -23,15 +23,27 @@ import select
 import signal
 import sys
 import traceback
+from contextlib import nullcontext
 from typing import Any
 
-from _replsvc_guest.versions import WANTED
-from _replsvc_sandbox import init, landlock, namespaces, seccomp, server_root, session_root
+from _replsvc_guest.versions import WANTED, Untested
+from _replsvc_sandbox import (
+    environment,
+    init,
+    landlock,
+    namespaces,
+    readable,
+    seccomp,
+    server_root,
+    session_root,
+)
 
 from . import child
 from .control import Control, close_all
 
 KEEPER = 1  # its pid in the server's pid namespace
+# Their text says it all.
+_SPEAKING = (environment.EnvironmentRefused, readable.Unreadable, Untested)
 
 
 def main(fd: int) -> int:
@@ -47,8 +59,8 @@ def main(fd: int) -> int:
     try:
         server = _Server(control, config, descriptors)
     except BaseException as error:  # noqa: BLE001 - whatever it is, the host must hear of it
-        untested = getattr(error, "untested", None)
-        control.say({"ready": False, "error": _one_line(error), "untested": untested})
+        known = {name: getattr(error, name, None) for name in ("untested", "remedy")}
+        control.say({"ready": False, "error": _one_line(error), **known})
         return 3
     return server.serve()
 
@@ -65,7 +77,7 @@ def _staging(own: str, needed: list[str]) -> str:
 
 
 def _one_line(error: BaseException) -> str:
-    if type(error) is RuntimeError or hasattr(error, "untested"):
+    if type(error) is RuntimeError or isinstance(error, _SPEAKING):
         return str(error)[:2_000]
     text = "".join(traceback.format_exception_only(type(error), error))
     return " ".join(text.split())[:2_000]
@@ -84,16 +96,10 @@ class _Server:
         # Set before libraries read them: a thread more, and no fork would be safe.
         for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
             os.environ.setdefault(name, "1")
-        try:
-            self._app = importlib.import_module("_replsvc_guest.app").build()
-        except ImportError as error:
-            raise RuntimeError(
-                f"kernels need ipykernel, and it can't be imported ({error}). "
-                f"Install it: {sys.executable} -m pip install '{WANTED}'"
-            ) from error
-        if config.get("preload"):
-            self._preload(config["preload"])
-        importlib.import_module("_replsvc_guest.warm").warm(self._app)
+        # As the only one they are whoever asked the environment already.
+        user = namespaces.FIRST_SESSION_ID
+        with nullcontext() if self._single else readable.checked(config["paths"], user):
+            self._import(config.get("preload") or [])
         seccomp.program()
         namespaces.assert_one_thread()
         self._init = init.prepare()
@@ -154,6 +160,18 @@ class _Server:
         server_root.enter(self._root)
         # Sessions' own mounts are made where the machine is seen, if not by the host itself.
         self._views = None if machine is None else (machine, namespaces.open_own("mnt"))
+
+    def _import(self, preload: list[str]) -> None:
+        try:
+            self._app = importlib.import_module("_replsvc_guest.app").build()
+        except ImportError as error:
+            raise RuntimeError(
+                f"kernels need ipykernel, and it can't be imported ({error}). "
+                f"Install it: {sys.executable} -m pip install '{WANTED}'"
+            ) from error
+        if preload:
+            self._preload(preload)
+        importlib.import_module("_replsvc_guest.warm").warm(self._app)
 
     def _preload(self, names: list[str]) -> None:
         """Import modules, some of which want a place to write; what they remember of it holds for
