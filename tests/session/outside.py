@@ -84,6 +84,8 @@ async def watched(coordinator: Coordinator, neighbour: Session) -> AsyncIterator
             first.set()
             assert (await neighbour.run("6 * 7")).text == "=> 42"
 
+    # The first one asks the environment what it has, once, which takes what starting a Python does.
+    await neighbour.info()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(ask)
         await first.wait()
