@@ -86,26 +86,31 @@ def _read(path: Path) -> str:
 def _unparse(tree: ast.Module, file: str) -> str:
     """Write `tree` as source; a copy is checked, so the author's stays as it is."""
     try:
-        tree = ast.fix_missing_locations(copy.deepcopy(tree))
-        for node in ast.walk(tree):
-            for label, text in _identifiers(node):
-                # Unparsing writes names as they are, so one with a newline would be code.
-                if not _is_name(text):
-                    raise SourceError(
-                        f"is a syntax tree whose {type(node).__name__}.{label} is {clip(text)!r}, "
-                        "not a Python name"
-                    )
+        # The kernel's compiler warns where the author looks; and newer Pythons warn of a node that
+        # lacks something as soon as it is copied.
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the kernel's compiler warns where the author looks
+            warnings.simplefilter("ignore")
+            tree = ast.fix_missing_locations(copy.deepcopy(tree))
+            _check_names(tree)
             # A SyntaxError is about well-formed code: the kernel's Python is the one to judge it.
             with contextlib.suppress(SyntaxError):
                 compile(tree, file, "exec", dont_inherit=True)
-            source = ast.unparse(tree)
+            return ast.unparse(tree)
     except (TypeError, ValueError, AttributeError, RecursionError) as error:
         if isinstance(error, SourceError):
             raise
         raise SourceError(f"is not a valid syntax tree: {raised(error)}") from None
-    return source
+
+
+def _check_names(tree: ast.Module) -> None:
+    for node in ast.walk(tree):
+        for label, text in _identifiers(node):
+            # Unparsing writes names as they are, so one with a newline would be code.
+            if not _is_name(text):
+                raise SourceError(
+                    f"is a syntax tree whose {type(node).__name__}.{label} is {clip(text)!r}, "
+                    "not a Python name"
+                )
 
 
 def _identifiers(node: ast.AST) -> Iterator[tuple[str, str]]:

@@ -89,6 +89,14 @@ MODULES = [
 ]
 
 
+def codes_of(name: str, code: types.CodeType) -> list[types.CodeType]:
+    """The code of the functions called so in a module's, also where it is generic."""
+    inner = [const for const in code.co_consts if isinstance(const, types.CodeType)]
+    generic = [one for one in inner if one.co_name == f"<generic parameters of {name}>"]
+    return [one for where in (inner, *(codes_of(name, g) for g in generic)) for one in where
+            if one.co_name == name]  # fmt: skip
+
+
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
 def test_it_agrees_with_the_compiler_on_every_function_of_the_standard_library(
     module: types.ModuleType,
@@ -105,11 +113,7 @@ def test_it_agrees_with_the_compiler_on_every_function_of_the_standard_library(
     for function in functions:
         function.decorator_list = []
         alone = compile(ast.Module(body=[function], type_ignores=[]), "<alone>", "exec")
-        (code,) = (
-            const
-            for const in alone.co_consts
-            if isinstance(const, types.CodeType) and const.co_name == function.name
-        )
+        (code,) = codes_of(function.name, alone)
         annotated = {
             inner.id
             for statement in ast.walk(function)
@@ -120,6 +124,8 @@ def test_it_agrees_with_the_compiler_on_every_function_of_the_standard_library(
         parameters = [
             argument.arg for argument in ast.walk(function.args) if isinstance(argument, ast.arg)
         ]
+        # Python 3.12's own generics: bound around the body, like parameters.
+        parameters += [parameter.name for parameter in getattr(function, "type_params", [])]
         mine = {
             problem.split("`")[1]
             for _, problem in scopes.problems(function.body, parameters)

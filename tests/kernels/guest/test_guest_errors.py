@@ -6,18 +6,20 @@ import sys
 from typing import Any
 
 import pytest
+from carets import without_carets
 
 
 def test_the_users_frames_are_shown_with_their_source(guest: Any) -> None:
     guest.run("def divide(n):\n    return 1 / n")
     ran = guest.run("x = 0\ndivide(x)")
-    assert ran.traceback.splitlines() == [
+    lines = ran.traceback.splitlines()
+    assert lines[-3:-1] == ["    return 1 / n", "           ~~^~~"]
+    assert without_carets(lines) == [
         "Traceback (most recent call last):",
         "  Cell In[2], line 2",
         "    divide(x)",
         "  Cell In[1], line 2, in divide",
         "    return 1 / n",
-        "           ~~^~~",
         "ZeroDivisionError: division by zero",
     ]
     (error,) = ran.of("error")
@@ -26,7 +28,8 @@ def test_the_users_frames_are_shown_with_their_source(guest: Any) -> None:
 
 
 def test_library_frames_are_counted_and_the_raising_one_is_shown(guest: Any) -> None:
-    lines = guest.run("import json\njson.loads('{')").content["traceback"]
+    ran = guest.run("import json\njson.loads('{')")
+    lines = without_carets(ran.content["traceback"])
     assert lines[1:5] == [
         "  Cell In[1], line 2",
         "    json.loads('{')",
