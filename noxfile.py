@@ -7,7 +7,9 @@ them use the environment that nox runs in, which then must have been made from i
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+import tempfile
 import tomllib
 from pathlib import Path
 
@@ -24,6 +26,8 @@ WITHOUT_IDS = (
     "session/test_limits_and_deaths", "session/test_isolated_service",
     "kernels/test_forkserver", "kernels/test_contract", "kernels/test_holder",
 )  # fmt: skip
+# Two runs of pytest take about as long as the longer of them.
+FIRST_HALF = ("tests/session", "tests/sandbox", "tests/store")
 # What an ordinary user can have.
 ORDINARY = "cgroups,landlock,pidns,seccomp,userns"
 # A developer's index, mirrors and local wheels must not decide what is locked.
@@ -51,6 +55,28 @@ def run(
     session.run(str(command), *args, env=env, external=True)
 
 
+def together(
+    session: nox.Session, first: list[str], second: list[str], env: dict[str, str] | None = None
+) -> None:
+    """Run two commands at once: tests wait more than they compute. The second is printed last."""
+    with tempfile.TemporaryFile() as said:
+        other = subprocess.Popen(
+            second,
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+            env={**os.environ, **(env or {})},
+        )
+        try:
+            session.run(*first, env=env, external=True)
+        finally:
+            code = other.wait()
+            said.seek(0)
+            print(*second, said.read().decode(errors="replace"), sep="\n", flush=True)
+    if code:
+        session.error(f"{second} ended with {code}")
+
+
 @nox.session
 def lint(session: nox.Session) -> None:
     """Style, formatting, and the direction of every import."""
@@ -73,11 +99,15 @@ def tests(session: nox.Session) -> None:
 
     `nox -s tests -- ARGS` hands ARGS to pytest.
     """
-    python = prepare(session) / "python"
+    python = str(prepare(session) / "python")
+    tests = [python, "-m", "coverage", "run", "-m", "pytest", "-m", "not e2e"]
     run(session, python, "-m", "coverage", "erase")
     try:
-        run(session, python, "-m", "coverage", "run", "-m", "pytest", "-m", "not e2e",
-            *session.posargs)  # fmt: skip
+        if session.posargs:
+            run(session, *tests, *session.posargs)
+        else:
+            ignored = [f"--ignore={directory}" for directory in FIRST_HALF]
+            together(session, [*tests, *FIRST_HALF], [*tests, *ignored])
     finally:
         run(session, python, "-m", "coverage", "combine", "--quiet")
     if not session.posargs:
@@ -104,8 +134,12 @@ def unprivileged(session: nox.Session) -> None:
     required = os.environ.get("TESTS_REQUIRE_COMPONENTS") == "1"
     env = {"TESTS_REQUIRE_COMPONENTS": ORDINARY if required else ""}
     as_user = [python, "tests/session/as_user.py", "--groups", "--directory", str(Path.cwd())]
-    run(session, *as_user, "--range", *tests, *(session.posargs or with_ids), env=env)
-    run(session, *as_user, *tests, *(session.posargs or without), env=env)
+    together(
+        session,
+        [*as_user, "--range", *tests, *(session.posargs or with_ids)],
+        [*as_user, *tests, *(session.posargs or without)],
+        env,
+    )
 
 
 @nox.session

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,6 @@ import pytest
 import components
 import kernel_python
 import leftovers
-import measured
 
 REQUIRE = "TESTS_REQUIRE_COMPONENTS"
 SKIPPED = "needs "
@@ -145,27 +144,3 @@ def mount() -> Iterator[Callable[..., None]]:
     yield call
     for directory in reversed(mounted):
         subprocess.run(["umount", directory], check=True)
-
-
-# Coverage
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _kernels_count_lines() -> Iterator[None]:
-    """Declare coverage's own variable for every kernel that a backend starts."""
-    if not (more := measured.variables()):
-        yield
-        return
-    from replsvc_kernels.backends import process
-    from replsvc_kernels.kernel import LaunchSpec
-
-    plain = process.kernel_environment
-
-    def environment(
-        spec: LaunchSpec, python: str, directory: str | None = None
-    ) -> Mapping[str, str]:
-        return {**plain(spec, python, directory), **more}
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(process, "kernel_environment", environment)
-        yield
