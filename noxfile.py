@@ -16,7 +16,7 @@ from pathlib import Path
 import nox
 
 nox.needs_version = ">=2025.2.9"
-nox.options.sessions = ["lint", "typing", "tests", "unprivileged", "e2e"]
+nox.options.sessions = ["lint", "typing", "tests", "older", "unprivileged", "e2e"]
 nox.options.reuse_existing_virtualenvs = True
 nox.options.stop_on_first_error = False
 
@@ -155,25 +155,57 @@ MATRIX = {
     "7.1": ("ipykernel==7.1.*",),
     "newest": ("ipykernel",),
 }
-MATRIX_TESTS = ("guest", "test_conformance.py", "test_jupyter_client.py", "test_contract.py")
+OLDER = ("6.29", "7.1")
+GUEST_TESTS = ("guest", "test_conformance.py", "test_jupyter_client.py")
+MATRIX_TESTS = (*GUEST_TESTS, "test_contract.py")
+# No matter of versions: a kernel without our guest, descriptors and children, our files' syntax.
+LEFT_OUT = (
+    "--deselect", "tests/kernels/test_conformance.py::TestStock",
+    "--ignore", "tests/kernels/guest/test_guest_processes.py",
+    "--ignore", "tests/kernels/guest/test_guest_portability.py",
+)  # fmt: skip
 # What cells of the tests import.
 IN_CELLS = ("anyio", "matplotlib", "trio")
+
+
+def with_ipykernel(session: nox.Session, version: str, *args: str) -> None:
+    """Run pytest with `args`, kernels being those of an environment that has nothing of ours."""
+    python = prepare(session) / "python"
+    place = Path(session.create_tmp()).resolve() / version
+    theirs = place / "bin" / "python"
+    wanted = (*MATRIX[version], *IN_CELLS)
+    run(session, python, "-m", "venv", "--clear", str(place))
+    try:
+        run(session, theirs, "-m", "pip", "install", "--quiet", *wanted)
+    except nox.command.CommandFailed:
+        session.error(
+            f"these tests need an environment with {' '.join(wanted)}, and pip could not install "
+            f"that: see what it says above. It needs a package index, from the network or as pip "
+            f"is configured. `nox -s` runs the sessions that you name, without this one"
+        )
+    run(session, python, "-m", "pytest", f"--kernel-python={theirs}", *args)
+
+
+@nox.session
+def older(session: nox.Session) -> None:
+    """Jupyter's conformance suite and the guest's tests with older versions of ipykernel.
+
+    `nox -s older -- ARGS` hands ARGS to pytest.
+    """
+    tests = [*LEFT_OUT, *(f"tests/kernels/{name}" for name in GUEST_TESTS)]
+    for version in OLDER:
+        with_ipykernel(session, version, *(session.posargs or tests))
 
 
 @nox.session
 @nox.parametrize("version", list(MATRIX))
 def matrix(session: nox.Session, version: str) -> None:
-    """Tests of kernels with each version of ipykernel, in environments that have nothing of ours.
+    """All tests of kernels with each version of ipykernel.
 
     `nox -s "matrix(version='7.1')" -- ARGS` hands ARGS to pytest.
     """
-    python = prepare(session) / "python"
-    place = Path(session.create_tmp()).resolve() / version
-    theirs = place / "bin" / "python"
-    run(session, python, "-m", "venv", "--clear", str(place))
-    run(session, theirs, "-m", "pip", "install", "--quiet", *MATRIX[version], *IN_CELLS)
-    tests = session.posargs or [f"tests/kernels/{name}" for name in MATRIX_TESTS]
-    run(session, python, "-m", "pytest", f"--kernel-python={theirs}", *tests)
+    tests = [f"tests/kernels/{name}" for name in MATRIX_TESTS]
+    with_ipykernel(session, version, *(session.posargs or tests))
 
 
 @nox.session
