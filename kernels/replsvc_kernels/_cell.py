@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
 import trio
 
@@ -16,8 +16,17 @@ from replsvc_kernels._channels import Message
 from replsvc_kernels._merge import BEGUN, Merger
 from replsvc_kernels._parse import Placed, count, parse_input_request, parse_output
 from replsvc_kernels._pipes import Pair, Pipe, Pump
+from replsvc_kernels._tools import ToolCalls
 from replsvc_kernels.kernel import Cell, KernelDied
-from replsvc_kernels.messages import InputRequest, InputWithdrawn, Output, Reply, Stream
+from replsvc_kernels.messages import (
+    InputRequest,
+    InputWithdrawn,
+    Output,
+    Reply,
+    Stream,
+    ToolRequest,
+    ToolWithdrawn,
+)
 
 # A cell that ends within this time never registers its pipes with epoll.
 QUICK_CELL_S = 0.003
@@ -28,6 +37,9 @@ SILENCE_S = 0.05
 # Publishers may drop messages for a slow reader, the idle after a reply among them: when it is this
 # late, the kernel is asked for another.
 LATE_IDLE_S = 1.0
+# A call whose place in the output can't be had, as after a display that an interrupt cut off, is
+# given out this late.
+LATE_CALL_S = 0.2
 MAX_BUFFERED_BYTES = 1024 * 1024
 MAX_INBOX = 200
 MAX_INBOX_BYTES = 8 * 1024 * 1024
@@ -40,10 +52,11 @@ class WireCell(Cell):
 
     `probe` asks the kernel for an idle that comes after this cell's: `idle` when that has come.
     `send_answer` sends a value and a reason in reply to an `input_request`; `answered` says whether
-    the cell's consumer answers any.
+    the cell's consumer answers any. `tools` are its calls of tools, where it has any.
     """
 
     answered = False
+    tools: ToolCalls | None = None
 
     def __init__(
         self,
@@ -69,7 +82,7 @@ class WireCell(Cell):
         self._buffered = 0
         self._wakeup, self._room = trio.Event(), trio.Event()
         self._idle = self._done = self._left = self._pumped = False
-        self._quick_until = math.inf
+        self._quick_until = self._call_until = math.inf
         self._failure: BaseException | None = None
         self._published = 0
 
@@ -77,6 +90,12 @@ class WireCell(Cell):
 
     async def put(self, message: Message) -> None:
         """From the iopub reader: waits while the consumer is behind."""
+        if message.type in ("tool_request", "tool_withdrawn"):
+            if self.tools is not None and not self._done:
+                asked = await self.tools.take(message)
+                if asked is not None:
+                    await self._take_in(message, asked)
+            return
         self._published += 1
         self._look_for_all()
         if message.type == "status":
@@ -120,6 +139,19 @@ class WireCell(Cell):
         self._asked = None
         await self._send_answer(asked, END_OF_INPUT if text is None else text, why)
         return True
+
+    async def answer_tool(
+        self,
+        id_: int,
+        /,
+        *,
+        result: object = None,
+        error: Mapping[str, str] | None = None,
+    ) -> bool:
+        """See `Cell.answer_tool`."""
+        if self.tools is None or self._done:
+            return False
+        return await self.tools.answer(id_, result, error)
 
     async def _take_in(self, message: Message, output: Output) -> None:
         self._receive(Placed(count(message.metadata.get("replsvc_mark")), output, message.size))
@@ -211,6 +243,16 @@ class WireCell(Cell):
                 return
             self._probe(self)
             return
+        if self.tools is not None and self._merger.holds_a_call:
+            # from when it came, whatever else comes meanwhile
+            self._call_until = min(self._call_until, trio.current_time() + LATE_CALL_S)
+            with trio.move_on_at(self._call_until):
+                await self._wakeup.wait()
+                return
+            self._merge_buffer()
+            self._ready.extend(self._merger.flush())
+            return
+        self._call_until = math.inf
         if self._pumped or self._pump is None or self._pair is None:
             await self._wakeup.wait()
             return
@@ -246,6 +288,9 @@ class WireCell(Cell):
         while self._inbox and (everything or self._merger.missing or not self._merger.crowded):
             number, output, size = self._inbox.popleft()
             self._inbox_bytes -= size
+            if isinstance(output, ToolRequest | ToolWithdrawn):
+                # The code waits: what it wrote before is there, and not to be waited for.
+                self._drain_pipes()
             self._ready.extend(self._merger.display(number, output, size))
         self._room.set()
         return bool(self._ready)
@@ -280,6 +325,8 @@ class WireCell(Cell):
         self._drain_pipes()
         self._take(everything=True)
         self._ready.extend(self._merger.flush())
+        if self.tools is not None:
+            self._ready.extend(self.tools.end())
         self._done = True
 
     def _drain_pipes(self) -> None:

@@ -216,6 +216,10 @@ class Channels:
             raise ProtocolViolation("a kernel that does not read its requests") from None
         return id_
 
+    async def room(self, channel: Channel) -> None:
+        """Wait until what was sent there is with the kernel, or never will be."""
+        await self._peers[channel].room()
+
     def answer(self, to: Message, content: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
         """Send the `input_reply` to an `input_request`. Raises `ProtocolViolation`."""
         parent = {"msg_id": to.id, "msg_type": to.type}

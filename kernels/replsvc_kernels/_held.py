@@ -175,6 +175,7 @@ class HeldKernel(WireKernel, LastingKernel):
         super().__init__(*args, **named)
         self._kept: dict[str, Kept] = {}
         self._pairs: dict[str, Pair] = {}
+        self._told_tools = None  # another host may have told it of tools
 
     @property
     def limits(self) -> Limits:

@@ -12,7 +12,7 @@ import re
 from collections import deque
 from functools import lru_cache
 
-from replsvc_kernels.messages import Output, Stream, StreamName
+from replsvc_kernels.messages import Output, Stream, StreamName, ToolRequest
 
 # ESC ] 9913 ; nonce ; number BEL: an operating system command that no terminal acts on. A `t`
 # before the number says that it is a turn's.
@@ -105,6 +105,11 @@ class Merger:
             for held in self._held.values()
             if held
         )
+
+    @property
+    def holds_a_call(self) -> bool:
+        """Whether a call of a tool waits for its place, and somebody for its answer."""
+        return any(isinstance(output, ToolRequest) for output, _ in self._displays.values())
 
     def flush(self) -> list[Output]:
         """Everything that is held: the cell has ended, or order can't be had."""

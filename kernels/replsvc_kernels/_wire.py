@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import signal
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, Literal
@@ -22,6 +22,7 @@ from replsvc_kernels._channels import Channels, Message
 from replsvc_kernels._merge import Merger
 from replsvc_kernels._parse import json_object, parse_failure, parse_last, parse_reply, text
 from replsvc_kernels._pipes import Pair, Pipe, Pump
+from replsvc_kernels._tools import ToolCalls, as_content
 from replsvc_kernels.backends.base import Process
 from replsvc_kernels.kernel import (
     Cell,
@@ -32,7 +33,16 @@ from replsvc_kernels.kernel import (
     LaunchError,
     ProtocolViolation,
 )
-from replsvc_kernels.messages import Exit, LimitHit, Limits, Output, SetupCode, SetupReport, Stream
+from replsvc_kernels.messages import (
+    Exit,
+    LimitHit,
+    Limits,
+    Output,
+    SetupCode,
+    SetupReport,
+    Stream,
+    ToolSpec,
+)
 
 MAX_WAITING_MESSAGES = 200
 MAX_SETUP_OUTPUT_BYTES = 64 * 1024
@@ -104,6 +114,7 @@ class WireKernel(Kernel):
         self._late_wakeup, self._welcomed = trio.Event(), trio.Event()
         self._printed = bytearray() if printed is None else printed
         self._next: Pair | None = None
+        self._told_tools: Sequence[ToolSpec] | None = ()
         self._violation: ProtocolViolation | None = None
         self._because: Exit | None = None
         self.unused = False
@@ -310,6 +321,11 @@ class WireKernel(Kernel):
             await self._end_for(violation)
             raise
 
+    async def _send_tool_reply(self, content: Mapping[str, Any], patient: bool) -> None:
+        if patient:
+            await self._channels.room("control")
+        await self._send("control", "tool_reply", content)
+
     def _probe(self, cell: WireCell) -> None:
         """Ask for an idle that comes after the cell's: its own was dropped on the way.
 
@@ -325,6 +341,7 @@ class WireKernel(Kernel):
         cell: str,
         env: Mapping[str, str] | None = None,
         stdin: bool = False,
+        tools: Sequence[ToolSpec] = (),
     ) -> AsyncIterator[Cell]:
         """See `Kernel.execute`."""
         self._raise_if_dead()
@@ -336,14 +353,22 @@ class WireKernel(Kernel):
             pair = self._take_pair(self._pump)
             pair.cell = cell
             # brief: nobody but us listens, so the guest leaves out what only others need
-            metadata = {"replsvc": {"pair": pair.number, "env": dict(env or {}), "brief": True}}
+            own = {"pair": pair.number, "env": dict(env or {}), "brief": True}
+            metadata = {"replsvc": own}
+            # told when they change: what they say is long, and most cells call none
+            tools = tuple(tools)
+            if tools != self._told_tools:
+                own["tools"] = as_content(tools)
         running = self._new_cell(cell, pair)
         running.answered = stdin
+        if tools and pair is not None:
+            running.tools = ToolCalls(tools, self._send_tool_reply)
         id_ = ""
         try:
             id_ = await self._send(
                 "shell", "execute_request", execute_content(code, stdin), metadata
             )
+            self._told_tools = tools
             self._cells[id_] = running
             yield running
         finally:

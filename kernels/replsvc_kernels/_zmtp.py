@@ -180,9 +180,9 @@ class Peer:
         self._socket = socket.socket(self._family, socket.SOCK_STREAM)
         self._socket.setblocking(False)
         self._connected = trio.Event()
-        self._more = trio.Event()
+        self._more, self._sent = trio.Event(), trio.Event()
         self._in_a_row = 0
-        self._open = self._likely = self._ended = False
+        self._open = self._likely = self._ended = self._over = False
         self.lost = trio.Event()
         """Set when the connection has broken."""
 
@@ -200,12 +200,17 @@ class Peer:
             pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
         self._push(self._hello)
         self._connected.set()
-        while True:
-            if not self._open or not self._unsent:
-                self._more = trio.Event()
-                await self._more.wait()
-            await trio.lowlevel.wait_writable(self._socket)
-            self._push(self._unsent)
+        try:
+            while True:
+                if not self._open or not self._unsent:
+                    self._sent.set()
+                    self._more = trio.Event()
+                    await self._more.wait()
+                await trio.lowlevel.wait_writable(self._socket)
+                self._push(self._unsent)
+        finally:
+            self._over = True
+            self._sent.set()
 
     async def _connect(self) -> bool:
         code = self._socket.connect_ex(self._address)
@@ -238,6 +243,13 @@ class Peer:
             self._push(self._unsent)
             if self._unsent:
                 self._more.set()
+
+    async def room(self) -> None:
+        """Wait until all is sent, or nothing more will be."""
+        while self._unsent and not self._over:
+            self._sent = trio.Event()
+            await self._sent.wait()
+        await trio.lowlevel.checkpoint()
 
     def _push(self, data: bytearray) -> None:
         """Send what can be sent now, and take it out of `data`."""

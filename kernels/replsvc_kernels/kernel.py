@@ -9,7 +9,7 @@ kernel usable unless it says otherwise.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Literal
@@ -27,6 +27,7 @@ from replsvc_kernels.messages import (
     SetupCode,
     SetupReport,
     Stream,
+    ToolSpec,
 )
 
 
@@ -161,6 +162,24 @@ class Cell(ABC):
         `ProtocolViolation` when the kernel does not read.
         """
 
+    @abstractmethod
+    async def answer_tool(
+        self,
+        id_: int,
+        /,
+        *,
+        result: object = None,
+        error: Mapping[str, str] | None = None,
+    ) -> bool:
+        """Answer the `ToolRequest` with this id; whether it was still waited for.
+
+        The code gets `result`, which is of JSON's types, or with `error`, a `message` and maybe a
+        `type`, a `ToolError`; so it does for a result of more than 64 MB. A large result does not
+        hold up other answers. Raises `ValueError` or `TypeError` for a result that is not JSON, and
+        the request can still be answered; `ProtocolViolation` when the kernel does not read.
+        Cancelled, the code gets a `ToolError`, or the request can still be answered.
+        """
+
 
 class Kernel(ABC):
     """See the module. Implemented by the wire kernel of every backend and `testing.FakeKernel`."""
@@ -175,13 +194,16 @@ class Kernel(ABC):
         cell: str,
         env: Mapping[str, str] | None = None,
         stdin: bool = False,
+        tools: Sequence[ToolSpec] = (),
     ) -> AbstractAsyncContextManager[Cell]:
         """Run `code` as one cell called `cell` (an id unique in this kernel's life).
 
         `env` is set for this cell alone, then restored exactly. With `stdin` the cell's outputs
         include each `InputRequest`, to be answered by `Cell.answer`; without, asking is an error in
-        the user's code. Leaving the context before the end
-        stops listening, not the code: `interrupt` or `kill` do that.
+        the user's code. `tools` are what its code may call, by names that differ: its outputs
+        include each `ToolRequest`, and a `ToolWithdrawn` for each that has no answer when it is no
+        more waited for, or the cell has ended. A kernel without guest offers none of them. Leaving
+        the context before the end stops listening, not the code: `interrupt` or `kill` do that.
         """
 
     @abstractmethod

@@ -107,10 +107,54 @@ class InputWithdrawn:
     """The cell has stopped waiting for what it asked last, as when it is interrupted."""
 
 
+@dataclass(frozen=True, slots=True)
+class ToolSpec:
+    """A tool that code may call, as data: `parameters` is the JSON Schema of its input.
+
+    Where `signature` is given, `repr(tools)` shows it in the kernel, one line; `help` has its own,
+    made of the schema.
+    """
+
+    name: str
+    description: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    signature: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolRequest:
+    """The cell calls one of its tools, to be answered by `Cell.answer_tool`.
+
+    `id` is unique among the cell's. `arguments` are of plain JSON and unchecked. `background` says
+    that another thread than the cell's main one waits; that is the kernel's word.
+    """
+
+    id: int
+    name: str
+    arguments: Mapping[str, Any]
+    background: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ToolWithdrawn:
+    """The cell has stopped waiting for a `ToolRequest`, as when it is interrupted or has ended."""
+
+    id: int
+
+
 NO_DESCRIPTORS = 171
 """The exit status of a guest that can't take another cell's pipes; guest/spares.py has it too."""
 
-Output = Stream | DisplayData | ExecuteResult | ClearOutput | InputRequest | InputWithdrawn
+Output = (
+    Stream
+    | DisplayData
+    | ExecuteResult
+    | ClearOutput
+    | InputRequest
+    | InputWithdrawn
+    | ToolRequest
+    | ToolWithdrawn
+)
 """What a cell yields before its `Reply`."""
 
 

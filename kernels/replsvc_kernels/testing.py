@@ -9,14 +9,17 @@ process, socket or clock: it waits for events only, so it runs under trio's `Moc
 
 from __future__ import annotations
 
+import json
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from signal import SIGKILL, SIGTERM
+from typing import Any
 
 import trio
 
+from replsvc_kernels._tools import error_of, pack_result
 from replsvc_kernels.backends.base import Backend
 from replsvc_kernels.background import background_nursery
 from replsvc_kernels.kernel import (
@@ -40,6 +43,9 @@ from replsvc_kernels.messages import (
     SetupCode,
     SetupReport,
     Stream,
+    ToolRequest,
+    ToolSpec,
+    ToolWithdrawn,
 )
 
 OPEN_OUTPUTS = 8
@@ -75,6 +81,20 @@ class Ask:
     prompt: str = ""
     password: bool = False
     then: Callable[[str], Iterable[Step]] = lambda _: ()
+
+
+@dataclass(frozen=True, slots=True)
+class CallTool:
+    """Call a tool and wait for its result; then do what `then` makes of it.
+
+    An error raises `ToolError`, and an interrupt ends the wait as it ends `Hang`. With `background`
+    the steps go on at once, and nothing is made of the result.
+    """
+
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    then: Callable[[Any], Iterable[Step]] = lambda _: ()
+    background: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +135,7 @@ class Names:
     names: tuple[str, ...]
 
 
-Step = Output | Hang | HangHard | Wait | Ask | Die | Fail | Violate | Background | Names
+Step = Output | Hang | HangHard | Wait | Ask | CallTool | Die | Fail | Violate | Background | Names
 Script = Mapping[str, Iterable[Step]] | Callable[[str], Iterable[Step]]
 """Code to its steps. Code that a mapping does not have fails with `UnscriptedCode`.
 
@@ -131,6 +151,7 @@ class Executed:
     cell: str
     env: Mapping[str, str] = field(default_factory=dict)
     stdin: bool = False
+    tools: tuple[ToolSpec, ...] = ()
 
 
 def _steps(script: Script, key: str) -> Iterable[Step]:
@@ -139,9 +160,18 @@ def _steps(script: Script, key: str) -> Iterable[Step]:
     return script.get(key, [Fail("UnscriptedCode", f"the fake's script has no {key!r}")])
 
 
+class _FakeCall:
+    def __init__(self) -> None:
+        self.done = trio.Event()
+        self.answer: Any = None
+        self.failed = False
+
+
 class _FakeCell(Cell):
-    def __init__(self, stdin: bool) -> None:
-        self.stdin = stdin
+    def __init__(self, stdin: bool, tools: Sequence[ToolSpec]) -> None:
+        self.stdin, self.tools = stdin, frozenset(tool.name for tool in tools)
+        self.calls: dict[int, _FakeCall] = {}
+        self._called = 0
         self.questions = 0
         self._asked: trio.Event | None = None
         self.text: str | None = None
@@ -176,6 +206,31 @@ class _FakeCell(Cell):
         asked, self._asked = self._asked, None
         asked.set()
         return True
+
+    async def answer_tool(
+        self,
+        id_: int,
+        /,
+        *,
+        result: object = None,
+        error: Mapping[str, str] | None = None,
+    ) -> bool:
+        """See `Cell.answer_tool`."""
+        await trio.lowlevel.checkpoint()
+        if id_ not in self.calls:
+            return False
+        # as the code would get them
+        answer = error_of(error) if error is not None else json.loads(pack_result(result))
+        call = self.calls.pop(id_)
+        call.answer, call.failed = answer, error is not None
+        call.done.set()
+        return True
+
+    def call(self, step: CallTool) -> tuple[ToolRequest, _FakeCall]:
+        """The next request, and where its answer will be."""
+        self._called += 1
+        call = self.calls[self._called] = _FakeCall()
+        return ToolRequest(self._called, step.name, step.arguments, step.background), call
 
     def ask(self, step: Ask) -> tuple[InputRequest, trio.Event]:
         """The next question, and when it is answered; then `text` and `why` are the answer."""
@@ -258,13 +313,14 @@ class FakeKernel(Kernel):
         cell: str,
         env: Mapping[str, str] | None = None,
         stdin: bool = False,
+        tools: Sequence[ToolSpec] = (),
     ) -> AsyncIterator[Cell]:
         """See `Kernel.execute`."""
         self._raise_if_dead()
         if env and not self.info.has_guest:
             raise KernelError("this kernel has no guest: a cell can't have variables of its own")
-        self.executed.append(Executed(code, cell, dict(env or {}), stdin))
-        running = _FakeCell(stdin)
+        self.executed.append(Executed(code, cell, dict(env or {}), stdin, tuple(tools)))
+        running = _FakeCell(stdin, tools if self.info.has_guest else ())
         assert self._nursery is not None
         self._nursery.start_soon(self._run_cell, running, code, cell)
         try:
@@ -294,6 +350,7 @@ class FakeKernel(Kernel):
                         running.begin()
                         count = self._count
                         failure = await self._perform(_steps(self._script, code), write, late, [])
+                        await self._withdraw_all(running)
                         if self._exit is None:
                             status = "ok" if failure is None else "error"
                             running.reply = Reply(status, count, failure)  # type: ignore[arg-type]
@@ -342,6 +399,9 @@ class FakeKernel(Kernel):
             case Ask():
                 for follow in await self._ask(step, write):
                     await self._do(follow, write, late, names)
+            case CallTool():
+                for follow in await self._call_tool(step, write):
+                    await self._do(follow, write, late, names)
             case Die(exit_):
                 self.die(exit_)
             case Fail(ename, evalue, traceback):
@@ -372,6 +432,34 @@ class FakeKernel(Kernel):
         if running.text is None:
             raise _Ended(Failure("EOFError", running.why, ("EOFError",)))
         return step.then(running.text)
+
+    async def _call_tool(
+        self, step: CallTool, write: Callable[[Output], Awaitable[None]]
+    ) -> Iterable[Step]:
+        running = self._running
+        if running is None or step.name not in running.tools:
+            raise _Ended(Failure("ToolError", f"{step.name}: this session has no such tool"))
+        request, call = running.call(step)
+        try:
+            await write(request)
+            if step.background:
+                return ()
+            await self._unless_interrupted(call.done.wait)
+        except _Ended:
+            if running.calls.pop(request.id, None) is not None:
+                await write(ToolWithdrawn(request.id))
+            raise
+        if call.failed:
+            raise _Ended(Failure("ToolError", f"{step.name}: {call.answer['message']}"))
+        return step.then(call.answer)
+
+    @staticmethod
+    async def _withdraw_all(running: _FakeCell) -> None:
+        """Its end ends what nobody has answered."""
+        for id_ in sorted(running.calls):
+            del running.calls[id_]
+            with suppress(trio.BrokenResourceError):
+                await running.send.send(ToolWithdrawn(id_))
 
     async def _unless_interrupted(self, function: Callable[[], Awaitable[object]]) -> None:
         with trio.CancelScope() as self._waiting:

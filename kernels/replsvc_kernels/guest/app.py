@@ -45,6 +45,7 @@ from .kernel import GuestKernel  # noqa: E402
 from .publish import GuestSession, Publisher  # noqa: E402
 from .shell import NoProfile  # noqa: E402
 from .streams import Streams  # noqa: E402
+from .tools import ToolError  # noqa: E402
 
 LINGER_MS = 200
 BACKEND = "module://matplotlib_inline.backend_inline"
@@ -78,6 +79,8 @@ class GuestApp(IPKernelApp):
         self.init_shell()
         builtins.input = self.kernel.raw_input
         getpass.getpass = self.kernel.getpass
+        # As `display` does they stand below all names: of the user, of modules, of setup code.
+        builtins.tools, builtins.ToolError = self.kernel.bridge.tools, ToolError  # type: ignore[attr-defined]
         tracebacks.hide_packages(IPython, ipykernel)
         # IPython says so after each SystemExit, and it is not true here
         warnings.filterwarnings("ignore", message="To exit: use 'exit', 'quit', or Ctrl-D")
@@ -124,6 +127,7 @@ class GuestApp(IPKernelApp):
         kernel.record_ports({f"{name}_port": port for name, port in ports.items()})
         if kept is not None:
             kept.attend(kernel)
+            kernel.bridge.is_placed = False
         for speaker in (kernel.shell.displayhook, kernel.shell.display_pub):
             speaker.session, speaker.pub_socket = session, self.publisher
         kernel.forks = Forks(self.capture, link, kernel)

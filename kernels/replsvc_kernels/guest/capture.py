@@ -14,7 +14,7 @@ import os
 import select
 import sys
 from contextvars import ContextVar
-from threading import get_ident, main_thread
+from threading import RLock, get_ident, main_thread
 from typing import Any, Callable
 
 from .link import Pair
@@ -175,6 +175,7 @@ class Capture:
         self.orphan = self.front = Cell(orphan, {})
         self._nonce = nonce.encode()
         self._marks = itertools.count(1)
+        self._marked = RLock()
         self._marking = True
         self._stdio = _CStdio()
         for text in (sys.stdout, sys.stderr):
@@ -211,10 +212,12 @@ class Capture:
 
     def mark(self) -> int:
         """Write the next mark into both pipes, and return its number."""
-        number = next(self._marks)
         cell = self.cell()
         cell.flush()
-        cell.mark(b"\x1b]9913;%s;%d\x07" % (self._nonce, number))
+        # Threads that write theirs crosswise would leave the host without an order.
+        with self._marked:
+            number = next(self._marks)
+            cell.mark(b"\x1b]9913;%s;%d\x07" % (self._nonce, number))
         return number
 
     def turned(self, cell: Cell) -> None:
@@ -229,6 +232,7 @@ class Capture:
     def forked(self) -> None:
         """In a child: its descriptors 1 and 2 are those of the cell that forked."""
         self._marking = False  # its numbers would be the parent's
+        self._marked = RLock()  # a thread of the parent's may have had it
         cell = self.cell()
         if cell is not self.front:
             self._swap(cell)

@@ -58,6 +58,7 @@ class Kept:
     """See the module. Its state is the publisher's lock's to guard."""
 
     publisher: KeepingPublisher
+    _lose_host: Callable[[], None]
 
     def __init__(self, session: Any) -> None:
         self._session = session
@@ -94,6 +95,7 @@ class Kept:
             begin(pair)
 
         session.mark, session.send, kernel._begin = marking, sending, beginning
+        self._lose_host = kernel.bridge.lose_host
         kernel.control_handlers["replay_request"] = self._replay_request
         kernel.control_handlers["kept_request"] = self._kept_request
 
@@ -140,6 +142,7 @@ class Kept:
 
     async def _replay_request(self, stream: Any, ident: Any, parent: Any) -> None:
         asked = parent["content"]
+        self._lose_host()  # only the next one asks
         with self.publisher.lock:
             known = self._pair is not None and asked.get("pair") == self._pair
             request = self._request["header"]["msg_id"] if known else ""

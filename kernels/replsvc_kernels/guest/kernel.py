@@ -20,6 +20,7 @@ from traitlets import Type
 
 from . import brief, compat, history
 from .asking import Asker
+from .bridge import Bridge
 from .capture import Cell
 from .setup import SetupCode, Setups
 from .shell import GuestShell
@@ -48,6 +49,7 @@ class GuestKernel(IPythonKernel):
         self._awaiting = False
         self._usage: dict[str, Any] = {}
         self.asker = Asker(self)
+        self.bridge = Bridge(self)
         self.setups = Setups(self.shell)
 
     async def dispatch_shell(self, msg: Any, *args: Any, **options: Any) -> None:
@@ -57,6 +59,12 @@ class GuestKernel(IPythonKernel):
             await super().dispatch_shell(msg, *args, **options)
         else:
             await brief.run(self, request)
+
+    def dispatch_control(self, msg: Any, *args: Any, **options: Any) -> Any:
+        """Handle one message in the control thread: replies to calls of tools with no ceremony."""
+        if self.bridge.read(msg):
+            return None
+        return super().dispatch_control(msg, *args, **options)
 
     # -- what runs ------------------------------------------------------------------------------
 
@@ -83,8 +91,12 @@ class GuestKernel(IPythonKernel):
         error: BaseException | None = None
         expressions: dict[str, Any] = {}
         environment = _Environment(asked.get("env") or {})
+        if "tools" in asked:
+            self.bridge.offer(asked["tools"])
         try:
             self._begin(asked.get("pair"))
+            if asked:
+                self.bridge.begin(self.get_parent("shell"))
             if asked.get("brief"):
                 self.capture.begun()
             environment.enter()
@@ -267,6 +279,7 @@ class GuestKernel(IPythonKernel):
         self.interrupts.end()
         self.busy = False
         self.asker.end()
+        self.bridge.end()
         asyncio.get_running_loop().call_soon(self.link.prefetch)
 
     # -- children, signals, stdin ---------------------------------------------------------------

@@ -17,6 +17,7 @@ from . import tracebacks
 PACKAGE = "replsvc_setup"
 RESERVED = {
     "tools": "the session's tools",
+    "ToolError": "the session's tools",
     "get_ipython": "IPython",
     "In": "IPython",
     "Out": "IPython",
