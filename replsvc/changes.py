@@ -185,9 +185,8 @@ class Workspace:
                 with suppress(OSError):  # gone meanwhile, or not ours to see
                     if entry.is_file(follow_symlinks=False):
                         facts = entry.stat(follow_symlinks=False)
-                        found[here] = (
-                            facts.st_ino, facts.st_ctime_ns, facts.st_mtime_ns, facts.st_size
-                        )  # fmt: skip
+                        # Not its ctime: files are given to a new kernel's user as they are.
+                        found[here] = (facts.st_ino, facts.st_mtime_ns, facts.st_size)
                     elif entry.is_dir(follow_symlinks=False):
                         if len(stack) >= MAX_DEPTH:
                             more = True

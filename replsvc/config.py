@@ -89,7 +89,9 @@ class Limits(Section):
     output_bytes_per_s: float | None = Field(
         default=None, ge=1_024, description="output of one session, which is slowed down to it"
     )
-    max_log_bytes: int = Field(default=64 * MiB, gt=0, description="log of one call's output")
+    max_log_bytes: int = Field(
+        default=64 * MiB, gt=0, description="log of one call's output; as much again after its end"
+    )
     max_artifacts: int = Field(
         default=100, ge=0, description="files that one call's result lists; 0 looks for none"
     )

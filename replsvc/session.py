@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from replsvc import causes, repl, workspace
 from replsvc.artifacts import Artifacts
 from replsvc.backends import Chosen
+from replsvc.background_log import BackgroundLog
 from replsvc.call_log import CallLog
 from replsvc.call_table import CallTable
 from replsvc.calls import Call, CallRequest, Cause, Draft, Event, Status, utc_now
@@ -118,6 +119,9 @@ class Session:
         self.artifacts = Artifacts(
             parts.id, parts.workspace, parts.notices, parts.files, parts.limits, self.redactor
         )
+        self._background = BackgroundLog(
+            parts.id, parts.log, self.redactor, parts.limits.max_log_bytes
+        )
         self.turns = Turns()
         self.interaction = Interaction(parts.id)
         self.fresh_each_call = parts.request.lifetime == "call"
@@ -195,7 +199,7 @@ class Session:
         self._reports = {report.name: report for report in started.reports}
         self._has_guest = started.kernel.info.has_guest
         assert self._nursery is not None
-        self._nursery.start_soon(self._background, started)
+        self._nursery.start_soon(self._background.run, started.kernel)
         # Setup code runs before capture: what it printed is in no result, but here.
         setup = [
             {
@@ -224,27 +228,6 @@ class Session:
     def _event(self, kind: Literal["kernel_started", "kernel_died", "session_changed"],
                **data: Any) -> Pending[tuple[Event, ...]]:  # fmt: skip
         return self.log.append(self.id, [Draft(kind=kind, data=data)])
-
-    async def _background(self, started: Started) -> None:
-        """Log what processes of ended cells still write, as output of their cell."""
-        async for stream in started.kernel.background:
-            key = f"{stream.cell}/{stream.name}"
-            data = self.redactor.feed(key, stream.data) if self.redactor else stream.data
-            place = {}
-            if stream.upto is not None:
-                place["upto"] = stream.upto - self.redactor.held(key)
-            if data:
-                draft = Draft(
-                    kind="output",
-                    call_id=stream.cell,
-                    data={"type": "stream", "name": stream.name, "background": True, **place},
-                    blob=data,
-                )
-                pending = self.log.append(self.id, [draft])
-                await self.log.room(self.id)
-                if isinstance(started.kernel, LastingKernel):
-                    await pending.wait()
-                    started.kernel.keep(stream.cell)
 
     async def _watch_idle(self) -> None:
         """End the kernel of a session that nobody uses; the next call starts another."""

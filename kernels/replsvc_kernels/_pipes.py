@@ -147,6 +147,8 @@ class Pump:
             for name in names:
                 read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
                 ends.append(write_fd)
+                # The kernel is another user, and may open /dev/stderr. It alone has a path to it.
+                os.fchmod(write_fd, 0o622)
                 os.set_blocking(read_fd, False)
                 pipe = self.make_pipe(read_fd, name, pair)
                 self._by_fd[read_fd] = pipe

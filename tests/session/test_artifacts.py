@@ -156,3 +156,9 @@ async def test_a_secret_in_a_name_is_redacted(coordinator: Coordinator) -> None:
         call = await s.run("open('hunter2-hunter2.txt', 'w').write('x')")
         assert len(call.artifacts) == 1
         assert "hunter2" not in call.model_dump_json(include={"artifacts"})
+
+
+async def test_what_a_new_kernel_is_given_has_not_changed(session: Session) -> None:
+    await session.run("import os; os.mkdir('d'); open('d/gone', 'w'); open('kept', 'w').write('x')")
+    await session.restart()
+    assert (await session.run("import shutil; shutil.rmtree('d')")).artifacts == ()
