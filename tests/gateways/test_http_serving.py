@@ -151,10 +151,10 @@ async def test_while_it_stops_it_says_that_it_is_not_ready(
         reached, go_on = trio.Event(), trio.Event()
         end_sessions = service.coordinator.stop
 
-        async def stop_slowly() -> None:
+        async def stop_slowly(*, keep_survivors: bool = False) -> None:
             reached.set()
             await go_on.wait()
-            await end_sessions()
+            await end_sessions(keep_survivors=keep_survivors)
 
         monkeypatch.setattr(service.coordinator, "stop", stop_slowly)
         service.stop.set()

@@ -335,7 +335,9 @@ async def test_policy_and_environment_can_not_be_written_and_nothing_put_beside_
     found = await attack(offender, "made", not_there)
     # Whatever lies in /tmp is in a /tmp of its own.
     refused = {path: said for path, said in found.items() if not path.startswith(TEMPORARY)}
-    assert set(refused.values()) <= {"EROFS", "EACCES", "ENOENT", "EPERM"}, refused
+    # The last two where a session finds a file on the way, and the machine has a directory.
+    errors = ("EROFS", "EACCES", "ENOENT", "EPERM", "EEXIST", "ENOTDIR")
+    assert {path: said for path, said in refused.items() if said not in errors} == {}
     assert len(refused) > 8
     assert [path for path in not_there if os.path.lexists(path)] == []
 
