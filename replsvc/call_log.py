@@ -8,10 +8,11 @@ held goes ahead, and everything after it as it comes.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 from replsvc.calls import Call, Draft, Event
 from replsvc.store.log import EventLog
-from replsvc.store.pending import Pending
+from replsvc.store.pending import Append
 
 HELD_EVENTS = 16
 HELD_BYTES = 64 * 1024
@@ -28,8 +29,8 @@ class CallLog:
         self._log, self._session_id = log, session_id
         self._held: list[Draft] | None = [start]
         self._held_bytes = 0
-        self._first: Pending[tuple[Event, ...]] | None = None
-        self._unwritten: deque[Pending[tuple[Event, ...]]] = deque()
+        self._first: Append | None = None
+        self._unwritten: deque[Append] = deque()
         self._fault: Exception | None = None
         self._seq = 0
 
@@ -71,36 +72,46 @@ class CallLog:
         if self._seq:
             return self._seq
         assert self._first is not None
-        return (await self._first.wait())[0].seq
+        await self._first.settled()
+        return self._first.entries[0].seq
 
     async def settled(self) -> None:
         """Wait until all that was added is durable. Raises `StorageError` when it can't be."""
         self.announce()
         for pending in list(self._unwritten):
-            await pending.wait()
+            await pending.settled()
         if self._fault is not None:
             raise self._fault
 
-    async def finish(self, call: Call) -> Call:
-        """Write the call's end; returns the call, with its number, once all of it is durable.
+    async def finish(self, call: Call, tell: Callable[[Call], None]) -> None:
+        """Write the call's end; `tell` gets the call, with its number, once all of it is durable.
 
         Raises `StorageError` when any of the call's events could not be written.
         """
-        data = {"call": call.model_dump(mode="json")}
         if self._held is not None:
             held, self._held = self._held, []
-            end = Draft(kind="call_finished", call_id=call.id, data=data, seq_of=0)
-            self._first = self._log.append(self._session_id, (*held, end))
-            seq = (await self._first.wait())[0].seq
-            return call.model_copy(update={"seq": seq})
+            first = self._first = self._log.append(self._session_id, (*held, _end(call, 0)))
+            # Not when this task has its turn: whoever waits for the call has one at the same time.
+            first.then = lambda: tell(call.model_copy(update={"seq": first.entries[0].seq}))
+            await first.settled()
+            return
         for pending in self._unwritten:
-            await pending.wait()
+            await pending.settled()
         if self._fault is not None:
             raise self._fault
-        data["call"]["seq"] = seq = await self.started()
-        end = Draft(kind="call_finished", call_id=call.id, data=data)
-        await self._log.append(self._session_id, (end,)).wait()
-        return call.model_copy(update={"seq": seq})
+        numbered = call.model_copy(update={"seq": await self.started()})
+        await self._log.append(self._session_id, (_end(numbered),)).settled()
+        tell(numbered)
+
+
+def _end(call: Call, seq_of: int | None = None) -> Draft:
+    try:
+        text = f'{{"call":{call.model_dump_json()}}}'
+    except ValueError:
+        # Lone surrogates, which only escapes can say.
+        data = {"call": call.model_dump(mode="json")}
+        return Draft(kind="call_finished", call_id=call.id, data=data, seq_of=seq_of)
+    return Draft.model_construct(kind="call_finished", call_id=call.id, text=text, seq_of=seq_of)
 
 
 def _size(draft: Draft) -> int:

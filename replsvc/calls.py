@@ -290,6 +290,7 @@ EventKind = Literal[
 class Draft(Value):
     """An event before the log has numbered it. `blob` holds an output's raw bytes.
 
+    `text` is `data` as JSON, from who has made it already; then `data` itself is not looked at.
     `seq_of` is for a `call_finished` that goes to the log together with its call's start: which
     event of the same append gives `data["call"]["seq"]` its number.
     """
@@ -299,6 +300,7 @@ class Draft(Value):
     data: dict[str, Any] = Field(default_factory=dict)
     blob: bytes | None = None
     seq_of: int | None = None
+    text: str | None = None
 
 
 class Event(Value):

@@ -135,8 +135,9 @@ async def run_call(run: Run, host: Host) -> None:
     try:
         refusal = _refusal(run, host)
         outcome = refusal if refusal is not None else await _execute_repl(run, host)
-        call = await _call(run, host, outcome)
-        run.finish(call)
+        assert run.log is not None
+        # Durable before anyone is told.
+        await run.log.finish(_call(run, host, outcome), run.finish)
     except ReplsvcError as error:
         await _record_fault(run, error)
         run.fail(error)
@@ -327,8 +328,8 @@ async def _text(
     )
 
 
-async def _call(run: Run, host: Host, outcome: Outcome) -> Call:
-    """The final object, durable before anyone is told."""
+def _call(run: Run, host: Host, outcome: Outcome) -> Call:
+    """The final object; its number is the log's to give."""
     end, recorder = outcome.end, outcome.recorder
     now = trio.current_time()
     begun = run.execution_started or now
@@ -346,7 +347,7 @@ async def _call(run: Run, host: Host, outcome: Outcome) -> Call:
     if left_out:
         details["left_out"] = left_out
     reply = end.reply if end is not None else None
-    call = Call(
+    return Call(
         id=run.id,
         session_id=host.id,
         seq=0,
@@ -382,8 +383,6 @@ async def _call(run: Run, host: Host, outcome: Outcome) -> Call:
             max_memory_bytes=reply.max_rss_bytes if reply is not None else None,
         ),
     )
-    assert run.log is not None
-    return await run.log.finish(call)
 
 
 def _links(session_id: str, made: Made) -> Iterator[ResourceLink]:
@@ -409,6 +408,6 @@ async def _record_fault(run: Run, error: ReplsvcError) -> None:
     )
     try:
         if run.log is not None:
-            await run.log.finish(call)
+            await run.log.finish(call, lambda _: None)
     except StorageError:
         return

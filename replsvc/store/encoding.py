@@ -12,30 +12,26 @@ _MICROSECOND = timedelta(microseconds=1)
 # ASCII only, so that lone surrogates, which no database takes, survive as escapes.
 _encode = json.JSONEncoder(allow_nan=False, ensure_ascii=True, separators=(",", ":")).encode
 _decode = json.JSONDecoder().decode
+# Text with fewer brackets can't be nested too deep.
+_SURELY_READABLE = 100
 
 
-def encode(value: dict[str, Any], what: str) -> tuple[str, dict[str, Any]]:
-    """The JSON text of `value`, and the value as it will be read back from that text.
+def encode(value: dict[str, Any], what: str) -> str:
+    """The JSON text of `value`.
 
-    The copy is what readers are shown before the text is read again: were it `value` itself, then
-    a tuple in it, or a caller who goes on changing it, would make the two differ.
+    What readers are shown before the text is read again is made of it, too: were it `value` itself,
+    then a tuple in it, or a caller who goes on changing it, would make the two differ.
 
     Raises `ValueError`, naming `what`, for anything that isn't plain JSON: NaN, infinities,
     objects, cycles, and nesting too deep to be read.
     """
-    text = encode_only(value, what)
     try:
-        return text, _decode(text)
+        text = _encode(value)
+        if text.count("[") + text.count("{") > _SURELY_READABLE:
+            _decode(text)
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{what} is not plain JSON: {error}") from error
-
-
-def encode_only(value: dict[str, Any], what: str) -> str:
-    """The text alone, of what nobody is shown. Raises `ValueError` as `encode` does."""
-    try:
-        return _encode(value)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"{what} is not plain JSON: {error}") from error
+    return text
 
 
 def decode(text: str) -> dict[str, Any]:

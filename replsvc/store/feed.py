@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from replsvc.calls import Event
-    from replsvc.store.pending import Append
+    from replsvc.store.pending import Append, Entry
 
 _PAGE_EVENTS = 256
 
@@ -53,7 +53,7 @@ class Feed:
         self.session_id = session_id
         self.last_seq = 0
         self.ended = False
-        self._ring: deque[tuple[Event, int]] = deque(maxlen=max_events)
+        self._ring: deque[Entry] = deque(maxlen=max_events)
         self._bytes, self._max_bytes = 0, max_bytes
         self._changed: trio.Event | None = None
         self._load, self._loaded = load, False
@@ -92,30 +92,31 @@ class Feed:
             await self._changed.wait()
         return True
 
-    def after(self, seq: int) -> tuple[Event, ...] | None:
+    def after(self, seq: int) -> tuple[Entry, ...] | None:
         """Some consecutive events after `seq`, from the ring; None where it doesn't reach."""
         ring = self._ring
-        if not ring or ring[-1][0].seq != self.last_seq:
+        if not ring or ring[-1].seq != self.last_seq:
             return None
         start = len(ring) - (self.last_seq - seq)
         if start < 0:
             return None
-        return tuple(ring[i][0] for i in range(start, min(start + _PAGE_EVENTS, len(ring))))
+        return tuple(ring[i] for i in range(start, min(start + _PAGE_EVENTS, len(ring))))
 
     def publish(self, append: Append) -> int:
         """Take in what was committed; by how many bytes the ring has grown."""
         before = self._bytes
-        for event, row in zip(append.value, append.rows, strict=True):
-            if self._ring and self._ring[-1][0].seq != event.seq - 1:
+        ring = self._ring
+        for entry in append.entries:
+            if ring and ring[-1].seq != entry.seq - 1:
                 self.clear()
-            if len(self._ring) == self._ring.maxlen:
+            if len(ring) == ring.maxlen:
                 self._drop_oldest()
-            self._ring.append((event, row.size))
-            self._bytes += row.size
+            ring.append(entry)
+            self._bytes += entry.size
             while self._bytes > self._max_bytes:
                 self._drop_oldest()
             # A load may have been faster than this hand-over.
-            self.last_seq = max(self.last_seq, event.seq)
+            self.last_seq = max(self.last_seq, entry.seq)
         self._loaded = True
         self._wake()
         return self._bytes - before
@@ -132,7 +133,7 @@ class Feed:
         self._wake()
 
     def _drop_oldest(self) -> None:
-        self._bytes -= self._ring.popleft()[1]
+        self._bytes -= self._ring.popleft().size
 
     def _wake(self) -> None:
         changed, self._changed = self._changed, None
@@ -243,11 +244,10 @@ class Follower:
         """
         feed, call_id = self._feed, self._call_id
         while await feed.wait_after(self._cursor):
-            events = feed.after(self._cursor)
-            if events is not None:
-                cursor = events[-1].seq
-                if call_id is not None:
-                    events = tuple(event for event in events if event.call_id == call_id)
+            entries = feed.after(self._cursor)
+            if entries is not None:
+                cursor = entries[-1].seq
+                events = tuple(e.event for e in entries if call_id in (None, e.call_id))
             else:
                 upto = feed.last_seq
                 events, more = await self._read(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import trio
 
 from replsvc.config import MiB
-from replsvc.store.encoding import encode
+from replsvc.store.encoding import decode, encode
 from replsvc.store.feed import Feed, Feeds, Follower
 from replsvc.store.output import OutputReader
 from replsvc.store.pending import Append, Batch, Change, Pending
@@ -101,7 +101,7 @@ class EventLog:
 
     # Events
 
-    def append(self, session_id: str, drafts: Sequence[Draft]) -> Pending[tuple[Event, ...]]:
+    def append(self, session_id: str, drafts: Sequence[Draft]) -> Append:
         """Hand over events to be written, all or none, in their order; returns at once.
 
         Appends of one session are numbered in the order of these calls. Await the result's `wait`
@@ -192,8 +192,8 @@ class EventLog:
         What is appended or changed after this call is written after the new session, or fails
         with it.
         """
-        text, spec = encode(record.spec, f"The spec of session {record.id!r}")
-        kept = record.model_copy(update={"spec": spec})
+        text = encode(record.spec, f"The spec of session {record.id!r}")
+        kept = record.model_copy(update={"spec": decode(text)})
         return self._writer.create_session(kept, text)
 
     async def update_session(
@@ -206,7 +206,7 @@ class EventLog:
         """
         changed = {} if state is None else {"state": state}
         if spec is not None:
-            changed["spec"], _ = encode(spec, f"The spec of session {session_id!r}")
+            changed["spec"] = encode(spec, f"The spec of session {session_id!r}")
         return await self._writer.update_session(session_id, changed).wait()
 
     async def session(self, session_id: str) -> SessionRecord:
@@ -232,8 +232,10 @@ class EventLog:
         for pending in batch.pendings:
             if pending.error is not None:
                 continue
-            if isinstance(pending, Append) and pending.value:
+            if isinstance(pending, Append) and pending.entries:
                 self._feeds.publish(pending)
+                if pending.then is not None:
+                    pending.then()
             elif isinstance(pending, Change) and pending.ends:
                 self._feeds.end(pending.session_id)
         for session_id in batch.forgotten:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import trio
 
-from replsvc.calls import Draft, Event, EventKind, utc_now
-from replsvc.store.encoding import encode, encode_only, to_micros
+from replsvc.calls import Draft, Event, utc_now
+from replsvc.store.encoding import decode, encode, to_micros
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -21,6 +21,8 @@ T = TypeVar("T")
 
 _OVERHEAD_BYTES = 512
 """What an event costs in memory besides its data, roughly."""
+UNNUMBERED = '"seq":0'
+"""What stands in an end's text where the number of its call's start will."""
 
 
 class Batch:
@@ -57,9 +59,17 @@ class Pending(Generic[T]):
         `SessionNotFoundError` when its session isn't in the log. Cancelled, it is written all the
         same. May be called any number of times.
         """
+        await self.settled()
+        return self.outcome()
+
+    async def settled(self) -> None:
+        """As `wait`, for whoever has no use for the outcome."""
         await self.batch.settled.wait()
         if self.error is not None:
             raise self.error
+
+    def outcome(self) -> T:
+        """What was written."""
         return self.value
 
     def write(self, transaction: Transaction) -> None:
@@ -67,59 +77,81 @@ class Pending(Generic[T]):
         raise NotImplementedError
 
 
-class _Row(NamedTuple):
-    kind: EventKind
-    call_id: str | None
-    text: str
-    data: dict[str, Any]
-    blob: bytes | None
-    size: int
-    seq_of: int | None
+class Entry:
+    """One event of an append. `event` is made when somebody asks for it: mostly nobody does."""
+
+    __slots__ = (
+        "_event",
+        "_given",
+        "_seq_of",
+        "at",
+        "blob",
+        "call_id",
+        "kind",
+        "seq",
+        "size",
+        "text",
+    )
+
+    def __init__(self, draft: Draft, at: datetime) -> None:
+        """Raises `ValueError` for data that isn't plain JSON."""
+        what = f"The data of a {draft.kind!r} event"
+        self.text = self._given = encode(draft.data, what) if draft.text is None else draft.text
+        self.kind, self.call_id, self.at = draft.kind, draft.call_id, at
+        self.blob, self._seq_of = draft.blob, draft.seq_of
+        self.size = len(self.text) + len(draft.blob or b"") + _OVERHEAD_BYTES
+        self.seq = 0
+        self._event: Event | None = None
+
+    def number(self, seq: int, first: int) -> None:
+        """In the writer's thread: its own number, and that of the append's first event."""
+        self.seq = seq
+        if self._seq_of is not None:
+            # In a string its quotes would be escaped, and the call's own number is the first.
+            self.text = self._given.replace(UNNUMBERED, f'"seq":{first + self._seq_of}', 1)
+
+    @property
+    def event(self) -> Event:
+        """The event as it will be read back, once it has its number."""
+        if self._event is None:
+            self._event = Event(
+                seq=self.seq,
+                kind=self.kind,
+                call_id=self.call_id,
+                at=self.at,
+                data=decode(self.text),
+                blob=self.blob,
+            )
+        return self._event
 
 
 class Append(Pending[tuple[Event, ...]]):
     """Events for one session, written all or none, in their order."""
 
-    __slots__ = ("at", "rows")
+    __slots__ = ("_at", "entries", "then")
 
     def __init__(self, session_id: str, drafts: Sequence[Draft]) -> None:
         """Raises `ValueError` for data that isn't plain JSON."""
-        self.at: datetime = utc_now()
-        self.rows: list[_Row] = []
-        total = 0
-        for draft in drafts:
-            text, data = encode(draft.data, f"The data of a {draft.kind!r} event")
-            size = len(text) + len(draft.blob or b"") + _OVERHEAD_BYTES
-            total += size
-            row = _Row(draft.kind, draft.call_id, text, data, draft.blob, size, draft.seq_of)
-            self.rows.append(row)
-        super().__init__(session_id, total)
+        self._at = utc_now()
+        self.entries = [Entry(draft, self._at) for draft in drafts]
+        self.then: Callable[[], None] | None = None
+        """Called on the trio thread when it is on disk, before anybody who waits for it runs."""
+        super().__init__(session_id, sum(entry.size for entry in self.entries))
+
+    def outcome(self) -> tuple[Event, ...]:
+        """The events with their numbers."""
+        return tuple(entry.event for entry in self.entries)
 
     def write(self, transaction: Transaction) -> None:
         """Number the events and put them among the transaction's rows."""
-        session_id, at = self.session_id, self.at
-        first = transaction.number(session_id, len(self.rows))
-        micros = to_micros(at)
-        events = []
-        for seq, row in enumerate(self.rows, first):
-            text = row.text
-            if row.seq_of is not None:
-                row.data["call"]["seq"] = first + row.seq_of
-                text = encode_only(row.data, "The end of a call")
+        session_id = self.session_id
+        at = to_micros(self._at)
+        first = transaction.number(session_id, len(self.entries))
+        for seq, entry in enumerate(self.entries, first):
+            entry.number(seq, first)
             transaction.rows.append(
-                (session_id, seq, row.call_id, row.kind, micros, text, row.blob)
+                (session_id, seq, entry.call_id, entry.kind, at, entry.text, entry.blob)
             )
-            events.append(
-                Event(
-                    seq=seq,
-                    kind=row.kind,
-                    call_id=row.call_id,
-                    at=at,
-                    data=row.data,
-                    blob=row.blob,
-                )
-            )
-        self.value = tuple(events)
 
 
 class Change(Pending[T]):
