@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+import trio
+
 from replsvc.calls import Call, Draft, Event
 from replsvc.store.log import EventLog
 from replsvc.store.pending import Append
@@ -64,7 +66,10 @@ class CallLog:
 
     async def room(self) -> None:
         """Wait until the log takes more."""
-        await self._log.room(self._session_id)
+        if self._held is None:
+            await self._log.room(self._session_id)
+        else:  # What is held is little, and no turn of the loop is needed after it.
+            await trio.lowlevel.checkpoint_if_cancelled()
 
     async def started(self) -> int:
         """The number of the call's start, once it is durable. Raises `StorageError`."""
@@ -111,7 +116,7 @@ def _end(call: Call, seq_of: int | None = None) -> Draft:
         # Lone surrogates, which only escapes can say.
         data = {"call": call.model_dump(mode="json")}
         return Draft(kind="call_finished", call_id=call.id, data=data, seq_of=seq_of)
-    return Draft.model_construct(kind="call_finished", call_id=call.id, text=text, seq_of=seq_of)
+    return Draft(kind="call_finished", call_id=call.id, text=text, seq_of=seq_of)
 
 
 def _size(draft: Draft) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
@@ -287,7 +288,8 @@ EventKind = Literal[
 ]
 
 
-class Draft(Value):
+@dataclass(frozen=True, slots=True)
+class Draft:
     """An event before the log has numbered it. `blob` holds an output's raw bytes.
 
     `text` is `data` as JSON, from who has made it already; then `data` itself is not looked at.
@@ -297,7 +299,7 @@ class Draft(Value):
 
     kind: EventKind
     call_id: str | None = None
-    data: dict[str, Any] = Field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
     blob: bytes | None = None
     seq_of: int | None = None
     text: str | None = None

@@ -193,7 +193,7 @@ class Recorder:
         self._mark = max(self._mark, data.get("mark", 0))
 
     def _append(self, data: dict[str, Any], blob: bytes | None = None) -> None:
-        draft = Draft.model_construct(kind="output", call_id=self._call_id, data=data, blob=blob)
+        draft = Draft(kind="output", call_id=self._call_id, data=data, blob=blob)
         self._log.add(draft)
 
     def _rich(self, type_: str, bundle: Mimebundle, **more: Any) -> None:

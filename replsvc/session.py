@@ -323,8 +323,10 @@ class Session:
         `SessionClosedError`; then nothing has changed.
         """
         self._check_open()
-        mark = fingerprint(request)
+        mark = None
         if request.id is not None:
+            # Nobody can send a request again under an id that we make for it.
+            mark = fingerprint(request)
             known = await self._calls.known(request.id, mark)
             if known is not None:
                 return known
@@ -389,16 +391,17 @@ class Session:
             self._calls.ended(run)
             self._used_at = trio.current_time()
 
-    def _started_draft(self, run: Run, mark: str) -> Draft:
+    def _started_draft(self, run: Run, mark: str | None) -> Draft:
         data = {
             "tool": run.request.tool,
             "title": run.title,
             "input": run.request.input,
             "timeout_s": run.request.timeout_s,
             "detach": run.request.detach,
-            "fingerprint": mark,
             "created_at": run.created_at.isoformat(),
         }
+        if mark is not None:
+            data["fingerprint"] = mark
         clean = self.redactor.json(data) if self.redactor else data
         return Draft(kind="call_started", call_id=run.id, data=clean)
 

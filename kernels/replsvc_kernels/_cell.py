@@ -214,7 +214,8 @@ class WireCell(Cell):
     async def __anext__(self) -> Output:
         while not self._ready:
             if self._done:
-                await trio.lowlevel.checkpoint()
+                # It has waited for what ended it: that was its turn of the loop.
+                await trio.lowlevel.checkpoint_if_cancelled()
                 if self._failure is not None:
                     raise self._failure
                 raise StopAsyncIteration

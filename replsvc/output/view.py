@@ -273,6 +273,9 @@ def clip(text: str, max_bytes: int, max_lines: int, where: str = "", keep: Keep 
 
     Clipping `.text` again with the same budget changes nothing. Raises `ValueError` as `ModelView`.
     """
+    if text and text.isascii() and text.isprintable() and len(text) <= max_bytes and max_lines > 0:
+        # Most values: one short line, in which there is nothing to interpret.
+        return View(text, False, len(text), 1, len(text), 1)
     view = ModelView(max_bytes, max_lines, keep)
     view.feed("text", text.encode("utf-8", "backslashreplace"))
     return view.render(where)
