@@ -40,13 +40,17 @@ if TYPE_CHECKING:
         ServiceStoppingError,
         SessionClosedError,
         SessionNotFoundError,
+        StaleContextError,
         StartupFailedError,
         StartupTimeoutError,
         StorageError,
     )
+    from replsvc.extension.context import ToolContext
     from replsvc.extension.contract import Extension
     from replsvc.extension.quote import quote
+    from replsvc.extension.results import Image, ToolResult
     from replsvc.extension.secret import Secret
+    from replsvc.extension.tools import Tool, tool
     from replsvc.session import Session
     from replsvc.session_values import Mount, SessionRequest
 
@@ -64,6 +68,7 @@ __all__ = [
     "Extension",
     "ExtensionError",
     "ExtensionSetupError",
+    "Image",
     "InvalidInputError",
     "IsolationUnavailableError",
     "Limits",
@@ -80,10 +85,15 @@ __all__ = [
     "SessionClosedError",
     "SessionNotFoundError",
     "SessionRequest",
+    "StaleContextError",
     "StartupFailedError",
     "StartupTimeoutError",
     "StorageError",
+    "Tool",
+    "ToolContext",
+    "ToolResult",
     "quote",
+    "tool",
 ]
 
 _HOMES = {
@@ -94,13 +104,18 @@ _HOMES = {
     "Environment": "config",
     "Event": "calls",
     "Extension": "extension.contract",
+    "Image": "extension.results",
     "Limits": "config",
     "Mount": "session_values",
     "Secret": "extension.secret",
     "Service": "config",
     "Session": "session",
     "SessionRequest": "session_values",
+    "Tool": "extension.tools",
+    "ToolContext": "extension.context",
+    "ToolResult": "extension.results",
     "quote": "extension.quote",
+    "tool": "extension.tools",
 }
 
 

@@ -231,7 +231,8 @@ class Call(Value):
     """A call at one instant of its life; the last one, with an ended status, is its result.
 
     `seq` is the number of its `call_started` event, so `events?after=seq` is the rest of its story.
-    `artifacts_complete` is false when more files have changed than `artifacts` lists.
+    `artifacts_complete` is false when more files have changed than `artifacts` lists. `terminate`
+    is a tool's word that the agent may stop here.
     """
 
     id: str
@@ -252,6 +253,7 @@ class Call(Value):
     artifacts: tuple[Artifact, ...] = ()
     artifacts_complete: bool = True
     added_tools: tuple[str, ...] = ()
+    terminate: bool = False
     created_at: datetime
     started_at: datetime | None = None
     duration_ms: float | None = None
@@ -268,6 +270,16 @@ class Call(Value):
     def ended(self) -> bool:
         """Whether this is the call's final state."""
         return self.status in ENDED
+
+
+class Batch(Value):
+    """What each call of a batch became, in the batch's order.
+
+    `terminate` is true when there are calls and each of them says so.
+    """
+
+    calls: tuple[Call, ...]
+    terminate: bool = False
 
 
 EventKind = Literal[

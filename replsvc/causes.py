@@ -82,3 +82,10 @@ def hit_cause(hit: LimitHit) -> Cause:
     else:
         message = f"a session may have {hit.limit or 0:g} processes and threads, and wanted more"
     return Cause(kind=hit.kind, message=message, limit=hit.limit, peak=hit.peak)
+
+
+def tool_timeout(name: str, limit_s: float) -> Cause:
+    """The cause of a call whose tool ran too long."""
+    return Cause(
+        kind="wall", message=f"the tool {name} ran longer than its {limit_s:g} s", limit=limit_s
+    )

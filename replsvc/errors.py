@@ -136,6 +136,12 @@ class ExtensionError(ReplsvcError):
         super().__init__(message, hint=hint, details={"issues": list(self.issues)})
 
 
+class StaleContextError(ReplsvcError):
+    """Raised to an extension that uses a context whose call or session is over."""
+
+    code, http_status, title = "stale_context", 409, "Context is over"
+
+
 class ExtensionSetupError(ReplsvcError):
     """Raised when an extension's setup code fails in the kernel, at start, restart or reload.
 

@@ -41,6 +41,7 @@ from replsvc.errors import (
     StorageError,
 )
 from replsvc.extension.describe import BaseFacts
+from replsvc.extension.issues import nearest
 from replsvc.inputs import asks_of
 from replsvc.interaction import Interaction
 from replsvc.kernel_slot import Started
@@ -50,6 +51,7 @@ from replsvc.recorder import Recorder
 from replsvc.redaction import Redactor
 from replsvc.run import Run, Turns
 from replsvc.store.log import EventLog
+from replsvc.tool_call import ToolHost, run_tool
 from replsvc_kernels.kernel import LastingKernel
 from replsvc_kernels.messages import Output
 
@@ -57,7 +59,7 @@ from replsvc_kernels.messages import Output
 LONG_CHARS = 256 * 1024
 
 
-class Host(Protocol):
+class Host(ToolHost, Protocol):
     """What a call needs of its session."""
 
     @property
@@ -133,6 +135,12 @@ class Outcome:
 async def run_call(run: Run, host: Host) -> None:
     """Take `run` to its end; `run.wait` then gives the result or raises the service's fault."""
     try:
+        if run.before is not None:
+            await run.before.looked_at.wait()
+        bound = host.runtime.tools.get(run.request.tool)
+        if bound is not None:
+            await run_tool(run, host, bound)
+            return
         refusal = _refusal(run, host)
         outcome = refusal if refusal is not None else await _execute_repl(run, host)
         assert run.log is not None
@@ -146,8 +154,11 @@ async def run_call(run: Run, host: Host) -> None:
 def _refusal(run: Run, host: Host) -> Outcome | None:
     """Lookup and validation: what keeps a call from running at all, as the agent should read it."""
     if run.request.tool != repl.NAME:
+        known = [repl.NAME, *host.runtime.tools]
         return _refused(
-            "unknown_tool", f"There is no tool {run.request.tool!r}. Tools: {repl.NAME}."
+            "unknown_tool",
+            f"There is no tool {run.request.tool!r}.{nearest(run.request.tool, known)} "
+            f"Tools: {', '.join(known)}.",
         )
     try:
         value = repl.ReplInput.model_validate(run.request.input)

@@ -41,6 +41,9 @@ class Run:
         self.resumes = False
         """Whether an earlier coordinator had begun with it."""
         self.control = CellControl()
+        self.before: Run | None = None
+        """Another of the same group of a batch, which is looked at before this one."""
+        self.looked_at = trio.Event()
         self.followers = 0
         self.abandoned = trio.Event()
         self.followed = trio.Event()
@@ -84,11 +87,13 @@ class Run:
         """The call has ended, and that is durable."""
         assert call.status in ENDED
         self.status, self.final = call.status, call
+        self.looked_at.set()
         self._ended.set()
 
     def fail(self, error: Exception) -> None:
         """The service failed this call: whoever waits gets the exception."""
         self.failure = error
+        self.looked_at.set()
         self._ended.set()
 
     async def wait_ended(self) -> None:

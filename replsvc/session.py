@@ -21,9 +21,10 @@ from replsvc import causes, repl, workspace
 from replsvc.artifacts import Artifacts
 from replsvc.backends import Chosen
 from replsvc.background_log import BackgroundLog
+from replsvc.batches import run_batch
 from replsvc.call_log import CallLog
 from replsvc.call_table import CallTable
-from replsvc.calls import Call, CallRequest, Cause, Draft, Event, Status, utc_now
+from replsvc.calls import Batch, Call, CallRequest, Cause, Draft, Event, Status, utc_now
 from replsvc.cell import CellEnd
 from replsvc.changes import Notices
 from replsvc.config import Limits
@@ -34,8 +35,10 @@ from replsvc.errors import (
     ServiceStoppingError,
     SessionClosedError,
 )
+from replsvc.extension.context import SessionView
 from replsvc.extension.describe import BaseFacts, compose
 from replsvc.extension.resolve import ResolvedExtension
+from replsvc.extension.runtime import Runtime
 from replsvc.interaction import Interaction
 from replsvc.kernel_slot import KernelPlan, KernelSlot, Started, text_of
 from replsvc.lasting import CallLeft, Lasting
@@ -122,6 +125,9 @@ class Session:
         self._background = BackgroundLog(
             parts.id, parts.log, self.redactor, parts.limits.max_log_bytes
         )
+        self.runtime = Runtime(
+            parts.extensions, SessionView(parts.id, parts.request.name, parts.tenant)
+        )
         self.turns = Turns()
         self.interaction = Interaction(parts.id)
         self.fresh_each_call = parts.request.lifetime == "call"
@@ -190,6 +196,12 @@ class Session:
                 holder.control.end_for(because)
             else:
                 holder.control.end("closed")
+        for run in self._calls.living():
+            if run.request.tool != repl.NAME:
+                if because is not None:
+                    run.control.end_for(because)
+                else:
+                    run.control.end("closed")
         for run in self._calls.living():
             await run.wait_ended()
         # Released and not cancelled: a kernel that is asked to end runs its exit handlers.
@@ -307,7 +319,30 @@ class Session:
             request = CallRequest(tool=tool, input=input, **fields)
         except ValidationError as error:
             raise InvalidInputError(f"call: {first_problem(error)}") from error
-        run = await self.submit(request)
+        return await self._result(await self.submit(request))
+
+    async def batch(self, requests: Sequence[CallRequest], *, attached: bool = False) -> Batch:
+        """Use tools in groups: neighbours run together, one that is sequential (`repl`) alone.
+
+        Results are in the order of `requests`. Errors stop nothing; after a cancelled call those
+        that were not begun are cancelled. Raises as `call`; the error's details then have the ids
+        of the calls that ended before, as `ended`. Cancelling it cancels the calls; `attached` ones
+        go on for `disconnect_grace_s`, for whoever comes back.
+        """
+
+        async def wait(run: Run) -> Call:
+            async with self.following(run):
+                return await run.wait()
+
+        return await run_batch(self, requests, wait if attached else self._result)
+
+    def is_sequential(self, tool: str) -> bool:
+        """Whether calls of this tool run alone in a batch."""
+        bound = self.runtime.tools.get(tool)
+        return tool == repl.NAME if bound is None else bound.tool.execution == "sequential"
+
+    async def _result(self, run: Run) -> Call:
+        """What it becomes. Cancelling this cancels the call, and waits for its end."""
         try:
             return await run.wait()
         except trio.Cancelled:
@@ -316,11 +351,12 @@ class Session:
                 await run.wait_ended()
             raise
 
-    async def submit(self, request: CallRequest) -> Run:
+    async def submit(self, request: CallRequest, *, after: Run | None = None) -> Run:
         """Begin a call; returns at once. The same id with the same request is the same call.
 
         Raises `ConflictError` for an id that another request has, `QueueFullError`, and
-        `SessionClosedError`; then nothing has changed.
+        `SessionClosedError`; then nothing has changed. The call of a tool is looked at once `after`
+        has been.
         """
         self._check_open()
         mark = None
@@ -333,6 +369,7 @@ class Session:
         self._check_open()
         self._check_limits(request)
         run = Run(request.id or f"c_{secrets.token_urlsafe(12)}", self.id, request, utc_now())
+        run.before = after
         takes_kernel = request.tool == repl.NAME
         if takes_kernel:
             if self.turns.holder is not None and len(self.turns) >= self.limits.queue_limit:
@@ -340,7 +377,8 @@ class Session:
             self.turns.join(run)
         self._calls.add(run)
         run.log = CallLog(self.log, self.id, self._started_draft(run, mark))
-        if self.lasting is not None:
+        if self.lasting is not None and takes_kernel:
+            # A tool's call is not begun again by another coordinator: nobody knows how far it got.
             self.lasting.call(run.id, request)
         if request.detach or self.lasting is not None:
             run.log.announce()
@@ -377,7 +415,7 @@ class Session:
     async def _take_through(self, run: Run) -> None:
         try:
             await run_call(run, self)
-            if self.lasting is not None:
+            if self.lasting is not None and run.request.tool == repl.NAME:
                 self.lasting.ended(run.id)
                 if (current := self._slot.current) is not None:
                     assert isinstance(current.kernel, LastingKernel)
@@ -574,6 +612,14 @@ class Session:
                 description=await self.describe(),
                 input_schema=repl.input_schema(),
             ),
+            *(
+                ToolInfo(
+                    name=bound.tool.name,
+                    description=bound.tool.full_description(),
+                    input_schema=dict(bound.tool.input_schema),
+                )
+                for bound in self.runtime.tools.values()
+            ),
         )
 
     async def info(self) -> SessionInfo:
@@ -600,6 +646,7 @@ class Session:
             extensions=tuple(
                 ExtensionInfo(
                     name=extension.name,
+                    tools=tuple(tool.name for tool in extension.tools),
                     names=report.names if (report := self._reports.get(extension.name)) else (),
                     setup_s=round(report.duration_s, 6) if report else None,
                 )

@@ -117,9 +117,10 @@ class SessionRequest(Value):
 
 
 class ExtensionInfo(Value):
-    """An extension of a session: its name and the public names its setup code added."""
+    """An extension of a session: its name, its tools and the names that its setup code added."""
 
     name: str
+    tools: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
     setup_s: float | None = None
 

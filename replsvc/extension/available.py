@@ -105,7 +105,7 @@ def _select(available: Mapping[str, Loaded], item: object) -> object:
 
 
 def _with_opts(loaded: Loaded, opts: Mapping[str, Any]) -> object:
-    if isinstance(loaded.thing, Extension) and opts:
+    if isinstance(loaded.thing, Extension) and opts and loaded.thing.options is None:
         raise ExtensionError(f"{shown(loaded.name)} takes no opts")
     return Loaded(loaded.name, loaded.thing, {**loaded.opts, **opts}).item
 

@@ -2,22 +2,39 @@
 
 An inline extension is `Extension(code=..., description=...)`. A module-based one is any object with
 the callables `code(opts)` and `description(opts)`, listed bare or as `(object, opts)`; it needs
-nothing from here, and may use `quote` and `Secret`.
+nothing from here, and may use `quote` and `Secret`. The full form adds what runs beside the
+service: tools, and options that a model checks.
 """
 
 from __future__ import annotations
 
 import ast
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+from pydantic import BaseModel
+
+from replsvc.extension.context import ToolContext
 from replsvc.extension.issues import extension_error, shown
+from replsvc.extension.results import Image, ToolResult
 from replsvc.extension.secret import Secret
+from replsvc.extension.signature import is_model
+from replsvc.extension.tools import Tool, tool
 
-__all__ = ["Code", "Extension", "Quoted", "Secret"]
+__all__ = [
+    "Code",
+    "Extension",
+    "Image",
+    "Quoted",
+    "Secret",
+    "Tool",
+    "ToolContext",
+    "ToolResult",
+    "tool",
+]
 
 MAX_NAME = 200
 """Characters of an extension's name."""
@@ -54,31 +71,40 @@ Code: TypeAlias = Quoted | ast.Module | list[ast.stmt] | Path | str
 
 @dataclass(frozen=True, kw_only=True)
 class Extension:
-    """An extension written in place: setup code, a part of the tool's description, or both.
+    """An extension written in place: setup code, a part of `repl`'s description, or tools.
 
     - `code` runs in the kernel before user code; its public names become the user's.
     - `description` is shown to the model, after the tool's base text.
     - `name` is for errors, logs and lists; without one it is `inline[i]`, its place in the list.
+    - `tools` are what an agent calls directly; made by `tool`.
+    - `options` is a pydantic model for opts: the extension may then be listed as
+      `(extension, opts)`. Opts are checked before anything runs; tools find them in `ctx.options`,
+      and `code` and `description` may be functions that take them.
     - `requires` are packages that the kernel must have, as pip would be asked for them
       (`httpx>=0.27`); `network` are hosts that it must reach.
 
-    An empty string counts as given. Raises `ExtensionError` with every problem at once: neither
-    code nor description, or a field of a wrong type.
+    An empty string counts as given. Raises `ExtensionError` with every problem at once: none of
+    code, description and tools, or a field of a wrong type.
     """
 
-    code: Code | None = None
-    description: str | None = None
+    code: Code | Callable[[Any], Code | None] | None = None
+    description: str | Callable[[Any], str | None] | None = None
     name: str | None = None
     requires: Sequence[str] = ()
     network: Sequence[str] = ()
+    tools: Sequence[Tool[Any]] = ()
+    options: type[BaseModel] | None = None
 
     def __post_init__(self) -> None:
         issues = []
-        if self.code is None and self.description is None:
-            issues.append("an Extension needs code, description or both")
-        if problem := code_problem(self.code):
+        if self.code is None and self.description is None and not self.tools:
+            issues.append("an Extension needs code, a description or tools")
+        of_opts = self.options is not None
+        if not (of_opts and callable(self.code)) and (problem := code_problem(self.code)):
             issues.append(f"code {problem}")
-        if problem := description_problem(self.description):
+        if not (of_opts and callable(self.description)) and (
+            problem := description_problem(self.description)
+        ):
             issues.append(f"description {problem}")
         if self.name is not None and (problem := name_problem(self.name)):
             issues.append(f"name {problem}")
@@ -87,12 +113,16 @@ class Extension:
             for label, value in (("requires", self.requires), ("network", self.network))
             if (problem := _texts_problem(value))
         ]
+        issues += _tools_problems(self.tools)
+        if of_opts and not is_model(self.options):
+            issues.append(f"options must be a pydantic model, not {shown(self.options)}")
         if issues:
             who = f"Extension {shown(self.name)}: " if isinstance(self.name, str) else "Extension: "
             raise extension_error([who + issue for issue in issues])
         # Copies, so that nobody changes a frozen value by what it was built from.
         object.__setattr__(self, "requires", tuple(self.requires))
         object.__setattr__(self, "network", tuple(self.network))
+        object.__setattr__(self, "tools", tuple(self.tools))
         if isinstance(self.code, list):
             object.__setattr__(self, "code", ast.Module(body=[*self.code], type_ignores=[]))
 
@@ -149,6 +179,25 @@ def surrogate_problem(text: str) -> str | None:
         line = text.count("\n", 0, error.start) + 1
         return f"contains a lone surrogate in line {line}, which UTF-8 can't carry"
     return None
+
+
+def _tools_problems(tools: object) -> list[str]:
+    if isinstance(tools, str) or not isinstance(tools, Sequence):
+        return [f"tools must be a sequence of what `tool` makes, not {type(tools).__qualname__}"]
+    hint = " (make it a tool: `tool(handler=...)`)"
+    problems = [
+        f"tools must hold what `tool` makes, but item {position} is {shown(one)}"
+        + (hint if callable(one) else "")
+        for position, one in enumerate(tools)
+        if not isinstance(one, Tool)
+    ]
+    names = [one.name for one in tools if isinstance(one, Tool)]
+    problems += [
+        f"tools has {names.count(name)} that are named {shown(name)}"
+        for name in dict.fromkeys(names)
+        if names.count(name) > 1
+    ]
+    return problems
 
 
 def _texts_problem(values: object) -> str | None:

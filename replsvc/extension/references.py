@@ -133,7 +133,7 @@ def _load_all(references: Sequence[str | Reference], start: int) -> list[Loaded]
         except ExtensionError as error:
             issues += [f"extensions[{index}]: {issue}" for issue in _with_hint(error)]
         else:
-            if isinstance(thing, Extension) and reference.opts:
+            if isinstance(thing, Extension) and reference.opts and thing.options is None:
                 issues.append(f"extensions[{index}]: {reference.target} takes no opts")
             loaded.append(Loaded(name, thing, reference.opts))
     if issues:

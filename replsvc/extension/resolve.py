@@ -6,7 +6,9 @@ import inspect
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
+
+from pydantic import ValidationError
 
 from replsvc.errors import ExtensionError
 from replsvc.extension.contract import (
@@ -23,8 +25,12 @@ from replsvc.extension.secret import redact, redaction_problem, secrets_in
 from replsvc.extension.source import SourceError, setup_code
 
 if TYPE_CHECKING:
+    from replsvc.extension.contract import Code
+    from replsvc.extension.tools import Tool
     from replsvc_kernels.messages import SetupCode
 
+BUILT_IN = ("repl",)
+"""Tools that every session has."""
 CALLABLES = ("code", "description")
 """What a module-based extension has."""
 
@@ -34,7 +40,8 @@ class ResolvedExtension:
     """An extension as a session uses it.
 
     `setup` is None without code, `description` None without a part in the tool's description.
-    `secrets` are texts that must not be seen in anything we write down.
+    `secrets` are texts that must not be seen in anything we write down. `options` are its checked
+    opts.
     """
 
     name: str
@@ -43,6 +50,8 @@ class ResolvedExtension:
     secrets: tuple[str, ...] = field(default=(), repr=False)
     requires: tuple[str, ...] = ()
     network: tuple[str, ...] = ()
+    tools: tuple[Tool[Any], ...] = ()
+    options: Any = field(default=None, repr=False, compare=False)
 
 
 def resolve(
@@ -59,7 +68,7 @@ def resolve(
     what an extension requires and is not there is an issue of it.
 
     Raises one `ExtensionError` with the issues of all extensions: by their order in the list, then
-    names that several of them were given.
+    names that several of them were given, then tools' names that several have.
     """
     items: list[_Item] = []
     alike: dict[int, list[_Item]] = {}
@@ -72,6 +81,7 @@ def resolve(
     clashes = _name([item for item in items if not item.issues])
     resolved = [_resolved(item, surroundings) for item in items if not item.issues]
     issues = [issue for item in items for issue in item.all_issues()] + clashes
+    issues += _tool_clashes([extension for extension in resolved if extension is not None])
     if issues:
         raise extension_error(issues)
     return tuple(extension for extension in resolved if extension is not None)
@@ -112,8 +122,8 @@ def _read(index: int, listed: object) -> _Item:
         return item
     thing = item.thing
     if isinstance(thing, Extension):
-        if isinstance(listed, tuple):
-            item.issues.append("an Extension takes no opts; list it bare")
+        if isinstance(listed, tuple) and thing.options is None:
+            item.issues.append("an Extension without `options` takes no opts; list it bare")
     elif missing := _missing(thing):
         if isinstance(thing, type | types.ModuleType) or len(missing) < len(CALLABLES):
             item.name = qualified_name(thing)
@@ -192,23 +202,40 @@ def _name(items: Sequence[_Item]) -> list[str]:
 def _resolved(item: _Item, surroundings: Surroundings | None) -> ResolvedExtension | None:
     """Call what is to be called and check it; None when that left issues on `item`."""
     thing = item.thing
+    options: Any = item.opts
+    given: tuple[object, object]
     if isinstance(thing, Extension):
-        code, description = thing.code, thing.description
+        given = thing.code, thing.description
         if surroundings is not None:
             item.issues += unmet(thing.requires, thing.network, surroundings)
+        if thing.options is not None:
+            try:
+                options = thing.options.model_validate(dict(item.opts))
+            except ValidationError as error:
+                item.issues += _option_issues(error)
+                return None
+            except Exception as error:  # noqa: BLE001 - a stranger's validators may raise anything
+                item.issues.append(f"its options raised {raised(error)}")
+                return None
+        if callable(thing.code) or callable(thing.description):
+            given = (
+                _of_options(item, "code", thing.code, options),
+                _of_options(item, "description", thing.description, options),
+            )
     else:
-        given = _call(item, "code"), _call(item, "description")
-        problems = code_problem(given[0]), description_problem(given[1])
-        item.issues += [
-            f"what {label}(opts) returned {problem}"
-            for label, problem in zip(CALLABLES, problems, strict=True)
-            if problem
-        ]
+        given = _call(item, "code", item.opts), _call(item, "description", item.opts)
         if given == (None, None) and not item.issues:
             item.issues.append("code(opts) and description(opts) both returned None; give one")
-        if item.issues:
-            return None
-        code, description = given
+    problems = code_problem(given[0]), description_problem(given[1])
+    item.issues += [
+        f"what {label}(opts) returned {problem}"
+        for label, problem in zip(CALLABLES, problems, strict=True)
+        if problem
+    ]
+    if any(problems) or (given == (None, None) and item.issues):
+        return None
+    code = cast("Code | None", given[0])
+    description = cast("str | None", given[1])
     setup = None
     if code is not None:
         try:
@@ -227,14 +254,48 @@ def _resolved(item: _Item, surroundings: Surroundings | None) -> ResolvedExtensi
         secrets=secrets,
         requires=tuple(thing.requires) if isinstance(thing, Extension) else (),
         network=tuple(thing.network) if isinstance(thing, Extension) else (),
+        tools=tuple(thing.tools) if isinstance(thing, Extension) else (),
+        options=options,
     )
 
 
-def _call(item: _Item, label: str) -> Any:
+def _option_issues(error: ValidationError) -> list[str]:
+    """One issue a field, without the value: it may be a secret."""
+    return [
+        f"opts{''.join(f'.{part}' for part in item['loc'])}: {item['msg']}"
+        for item in error.errors(include_url=False, include_input=False, include_context=False)
+    ]
+
+
+def _of_options(item: _Item, label: str, given: object, options: object) -> Any:
+    return _call(item, label, options) if callable(given) else given
+
+
+def _tool_clashes(extensions: Sequence[ResolvedExtension]) -> list[str]:
+    """The issues of tools that could not be told apart by their names."""
+    owners: dict[str, list[str]] = {}
+    for extension in extensions:
+        for tool in extension.tools:
+            owners.setdefault(tool.name, []).append(extension.name)
+    issues = [
+        f"extensions {' and '.join(map(shown, named))} both have a tool {shown(name)}; "
+        "name one of them otherwise"
+        for name, named in owners.items()
+        if len(named) > 1
+    ]
+    return issues + [
+        f"extension {shown(owners[name][0])} has a tool {shown(name)}, which is built in; "
+        "name it otherwise"
+        for name in BUILT_IN
+        if name in owners
+    ]
+
+
+def _call(item: _Item, label: str, opts: object) -> Any:
     """What `code(opts)` or `description(opts)` returned; None with an issue when it raised."""
     function = getattr(item.thing, label)
     try:
-        inspect.signature(function).bind(item.opts)
+        inspect.signature(function).bind(opts)
     except TypeError:
         hint = ""
         if isinstance(item.thing, type):
@@ -244,7 +305,7 @@ def _call(item: _Item, label: str) -> Any:
     except ValueError:
         pass  # a builtin that doesn't say what it takes
     try:
-        result = function(item.opts)
+        result = function(opts)
     except ExtensionError as error:
         item.issues += [f"{label}(opts): {issue}" for issue in error.issues]
         return None

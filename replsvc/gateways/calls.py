@@ -6,9 +6,8 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Header, Query, Request, Response
 from fastapi.responses import FileResponse
-from pydantic import BaseModel
 
-from replsvc.calls import Call, CallRequest
+from replsvc.calls import Batch, Call, CallRequest
 from replsvc.coordinator import Coordinator
 from replsvc.errors import (
     ArtifactNotFoundError,
@@ -16,7 +15,6 @@ from replsvc.errors import (
     ConflictError,
     InvalidInputError,
     QueueFullError,
-    ReplsvcError,
     ServiceStoppingError,
     SessionClosedError,
     SessionNotFoundError,
@@ -65,12 +63,6 @@ _STREAM_CONTENT = {
 _BYTES: dict[str, Any] = {"schema": {"type": "string", "format": "binary"}}
 
 
-class BatchResult(BaseModel):
-    """What each call of a batch became, in the batch's order."""
-
-    calls: tuple[Call, ...]
-
-
 def call_routes(coordinator: Coordinator) -> APIRouter:
     """The routes, for one coordinator."""
     router = APIRouter(prefix="/sessions/{sid}", route_class=StrictRoute, tags=["calls"])
@@ -114,8 +106,8 @@ def call_routes(coordinator: Coordinator) -> APIRouter:
 
     @router.post(
         "/batches",
-        response_model=BatchResult,
-        summary="Use tools one after another",
+        response_model=Batch,
+        summary="Use several tools",
         responses=described(*SUBMIT_ERRORS),
     )
     async def batch(
@@ -123,23 +115,15 @@ def call_routes(coordinator: Coordinator) -> APIRouter:
         request: Request,
         wanted: Annotated[list[CallRequest], Body(min_length=1, max_length=MAX_BATCH)],
     ) -> Response:
-        """Run the calls in their order, each after the one before has ended, whatever it became.
+        """Run the calls; results come in the calls' order, whatever each became.
 
-        When one can't be begun, the problem's `ended` has the ids of those before it.
+        Neighbours run at once. One of a sequential tool, as `repl` is, waits until those before it
+        have ended, and those after it wait for it. When one can't be begun, the problem's `ended`
+        has the ids of those that ended before.
         """
         session = coordinator.get(sid)
-        calls: list[Call] = []
-        try:
-            for one in wanted:
-                run = await session.submit(one)
-                ended = await _result(session, run, request)
-                if ended is None:
-                    return Gone()
-                calls.append(ended)
-        except ReplsvcError as error:
-            error.details["ended"] = [ended.id for ended in calls]
-            raise
-        return reply(BatchResult(calls=tuple(calls)))
+        batch = await until_gone(request.receive, lambda: session.batch(wanted, attached=True))
+        return Gone() if batch is None else reply(batch)
 
     @router.get(
         "/calls/{cid}",

@@ -223,7 +223,10 @@ class Async:
         ((Given(), {}, 1), "extensions[0]: is a tuple of 3"),
         ((Given(), None), "extensions[0]: opts must be a mapping, not NoneType"),
         ((Given(), {1: 2}), "extensions[0]: opts must have names as keys, not 1"),
-        ((Extension(code=""), {}), "extensions[0]: an Extension takes no opts; list it bare"),
+        (
+            (Extension(code=""), {}),
+            "extensions[0]: an Extension without `options` takes no opts; list it bare",
+        ),
         (OnlyCode, "extensions[0] (OnlyCode): object OnlyCode has no callable description(opts)"),
         (
             NotCallable(),

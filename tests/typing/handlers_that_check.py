@@ -1,0 +1,44 @@
+"""What mypy must take; tests/extension/test_extension_typing.py runs it over this file."""
+
+from __future__ import annotations
+
+from typing import assert_type
+
+from pydantic import BaseModel
+
+from replsvc import Extension, Image, Tool, ToolContext, ToolResult, tool
+
+
+class Note(BaseModel):
+    text: str
+
+
+async def save(note: Note, ctx: ToolContext[list[str]]) -> str:
+    ctx.resource.append(note.text)
+    ctx.update({"saved": len(ctx.resource)})
+    return f"{len(ctx.resource)} saved"
+
+
+def count(ctx: ToolContext[list[str]]) -> int:
+    return len(ctx.resource)
+
+
+def add(a: int, b: int = 2) -> dict[str, int]:
+    return {"sum": a + b}
+
+
+@tool
+async def greet(name: str) -> ToolResult:
+    """Greets."""
+    return ToolResult(content=["Hello", Image(b"", "image/png")], details={"name": name})
+
+
+@tool(name="shout", timeout_s=None)
+def loud(note: Note) -> Note:
+    """Shouts."""
+    return Note(text=note.text.upper())
+
+
+assert_type(tool(name="save_note", handler=save), Tool[list[str]])
+assert_type(tool(handler=count), Tool[list[str]])
+Extension(tools=[tool(handler=save), tool(handler=count), tool(handler=add), greet, loud])

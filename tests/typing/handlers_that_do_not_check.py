@@ -1,0 +1,33 @@
+"""What mypy must refuse, each in the line that says so."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel
+
+from replsvc import Extension, Image, ToolContext, ToolResult, tool
+
+
+class Note(BaseModel):
+    text: str
+
+
+async def wrong_resource(note: Note, ctx: ToolContext[list[str]]) -> str:
+    ctx.resource.append(note)  # refused: arg-type
+    return ctx.resource  # refused: return-value
+
+
+def gives_bytes(note: Note) -> bytes:
+    return note.text.encode()
+
+
+async def gives_a_set(note: Note) -> set[str]:
+    return {note.text}
+
+
+tool(handler=gives_bytes)  # refused: arg-type
+tool(handler=gives_a_set)  # refused: arg-type
+tool(handler=gives_bytes, execution="later")  # refused: call-overload
+tool(handler="save")  # refused: call-overload
+ToolResult(content=3)  # refused: arg-type
+Image(b"", "image/tiff")  # refused: arg-type
+Extension(tools=[gives_bytes])  # refused: list-item
