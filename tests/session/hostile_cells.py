@@ -96,6 +96,11 @@ IGNORED = {
         'publish(*message("status", {"execution_state": 9}))\n'
         'publish(*message("update_display_data", {}))'
     ),
+    "tools where none are, without end": (
+        "for n in range(5_000):\n"
+        '    publish(*message("tool_request", {"id": n, "name": "x", "arguments": {}}))\n'
+        '    publish(*message("tool_withdrawn", {"id": n}))'
+    ),
     "a question where nobody answers": ('ask(*message("input_request", {"prompt": "?"}))'),
     "an input request of another cell": (
         "kernel.stdin_socket.send_multipart("

@@ -94,10 +94,10 @@ class Bridge:
         }
         self._functions = {}
 
-    def begin(self, request: Any) -> None:
-        """The cell that `request` started may call tools."""
+    def begin(self) -> None:
+        """The cell that runs now may call tools."""
         if self._offers:
-            self._request, self._parent = request, b""
+            self._request, self._parent = self._kernel.get_parent("shell"), b""
 
     def end(self) -> None:
         """Its calls are off; what threads still wait for fails now."""

@@ -96,7 +96,7 @@ class GuestKernel(IPythonKernel):
         try:
             self._begin(asked.get("pair"))
             if asked:
-                self.bridge.begin(self.get_parent("shell"))
+                self.bridge.begin()
             if asked.get("brief"):
                 self.capture.begun()
             environment.enter()

@@ -186,7 +186,12 @@ class Guest:
         return message
 
     def start(
-        self, code: str, env: dict[str, str] | None = None, brief: bool = False, **content: Any
+        self,
+        code: str,
+        env: dict[str, str] | None = None,
+        brief: bool = False,
+        own: dict[str, Any] | None = None,
+        **content: Any,
     ) -> Any:
         """Send a cell; `finish` waits for it, unless it is `brief`."""
         self.pair += 1
@@ -195,7 +200,7 @@ class Guest:
         message = self.request(
             "execute_request",
             {**fields, **content},
-            {"replsvc": {"pair": self.pair, "env": env or {}, "brief": brief}},
+            {"replsvc": {"pair": self.pair, "env": env or {}, "brief": brief, **(own or {})}},
         )
         return message, *pipes
 
