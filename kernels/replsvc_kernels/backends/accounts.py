@@ -31,7 +31,7 @@ class Accounts:
     ) -> None:
         self._group, self._resources = group, resources or Resources()
         self.workspace = workspace
-        self._told = {"oom": 0, "pids": 0}
+        self._told = 0, 0
 
     def cpu_s(self) -> float | None:
         """Seconds of processor time that all its processes used; None where nobody counts."""
@@ -39,19 +39,18 @@ class Accounts:
 
     def hits(self) -> tuple[LimitHit, ...]:
         """The limits that were hit since this was asked last."""
-        if self._group is None:
+        if self._group is None or self._group.refusals() == self._told:
             return ()
         events = self._group.events()
         found = []
-        if events.oom_kills > self._told["oom"]:
-            count = events.oom_kills - self._told["oom"]
+        told_kills, told_refused = self._told
+        if (count := events.oom_kills - told_kills) > 0:
             found.append(
                 LimitHit("oom", count, events.memory_limit_bytes, events.memory_peak_bytes)
             )
-        if events.processes_refused > self._told["pids"]:
-            count = events.processes_refused - self._told["pids"]
+        if (count := events.processes_refused - told_refused) > 0:
             found.append(LimitHit("pids", count, events.processes_limit, events.processes_peak))
-        self._told = {"oom": events.oom_kills, "pids": events.processes_refused}
+        self._told = events.oom_kills, events.processes_refused
         return tuple(found)
 
     def explain(self, exit_: Exit) -> Exit:

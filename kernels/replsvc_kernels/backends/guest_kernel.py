@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import trio
 
 from replsvc_kernels._channels import Channels
+from replsvc_kernels._merge import expect
 from replsvc_kernels._pipes import Pair, Pump
 from replsvc_kernels._wire import WireKernel
 from replsvc_kernels.backends.base import Connection, Isolation, Process
@@ -104,6 +105,7 @@ async def guest_kernel(
     with ExitStack() as stack:
         try:
             with trio.move_on_at(deadline) as startup:
+                expect(ends.nonce)
                 hello = await _hear(ends.guest)
                 if hello.get("ready") is not True:
                     await _explain(hello, process, ends.orphan)

@@ -27,7 +27,7 @@ log = logging.getLogger("replsvc")
 # Demand is what was opened in so many seconds.
 RECENT_S = 10.0
 # Whoever has got a kernel runs something in it at once: that goes first.
-AFTER_YOU_S = 0.005
+AFTER_YOU_S = 0.01
 # They go to the guest in one packet, which takes 64 KiB.
 MOST_ENVIRONMENT_BYTES = 48 * 1024
 # Of the machine's memory, what must be available for a kernel that nobody has asked for.

@@ -118,10 +118,19 @@ class Directory:
 def read(path: str) -> str | None:
     """A file's text; None when there is none, or it can't be read."""
     try:
-        with open(path, encoding="utf-8") as file:
-            return file.read()
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
+    # Not a file object: this is asked after every cell that took a moment.
+    try:
+        text = b""
+        while part := os.read(descriptor, 65_536):
+            text += part
+        return text.decode()
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
 
 
 def write(path: str, text: str) -> None:

@@ -277,13 +277,21 @@ class Cgroup:
         """Seconds of processor time used, by those who have ended too; None if not counted."""
         return next((s for one in self._directories if (s := one.cpu_s()) is not None), None)
 
+    def refusals(self) -> tuple[int, int]:
+        """How many processes ended for want of memory, and how many could not be started.
+
+        What of `events` changes when a limit is hit: cheap enough to be asked often.
+        """
+        return self._first("oom_kills") or 0, self._first("pids_refused") or 0
+
     def events(self) -> Events:
         """Which limits were hit, read now; also when all processes have ended, until `remove`."""
+        oom_kills, processes_refused = self.refusals()
         return Events(
-            oom_kills=self._first("oom_kills") or 0,
+            oom_kills=oom_kills,
             memory_limit_bytes=self._limits.memory_bytes,
             memory_peak_bytes=self._first("memory_peak"),
-            processes_refused=self._first("pids_refused") or 0,
+            processes_refused=processes_refused,
             processes_limit=self._limits.processes,
             processes_peak=self._first("pids_peak"),
         )
