@@ -43,6 +43,7 @@ def become_kernel(
     """
     from _replsvc_guest.adopt import adopt_environment
     from _replsvc_guest.link import HostLink
+    from _replsvc_guest.warm import warm
 
     link = None
     try:
@@ -58,6 +59,9 @@ def become_kernel(
             given += _seen(views, [one["source"] for one in request["shown"]])
         _isolate(root, request, single, joins, given, keep=fds[GUEST])
         adopt_environment(request["env"])
+        if request["unused"]:
+            # It has the time: the memory that a first cell writes to is its own now.
+            warm(app)
         app.plumb(link)
     except BaseException as error:  # noqa: BLE001 - whatever it is, the host must hear of it
         if link is not None:
