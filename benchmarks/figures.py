@@ -25,6 +25,10 @@ GOALS = {
     "1+1 with all of them live": "<= 5",
     "CPU of all of them idle, in 15 s": "0",
     "close until nothing is left": "<= 6",
+    "CPU of a 1+1, in the kernel": "<= 0.7",
+    "CPU of a 1+1, in the coordinator": "<= 0.4",
+    "interrupt of a sleeping await, to its end": "<= 200",
+    "pipes of a cell, made to closed": "<= 0.1",
 }
 
 

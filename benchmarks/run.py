@@ -5,7 +5,8 @@
 Everything runs against the real service on this machine: in process and over HTTP keep-alive from a
 client in a process of its own. Each figure has its median, p99 and count; the stock kernel beside
 ours, through jupyter_client in the same run, gives the ratio. Trust ratios more than figures:
-machines differ. `sessions.py` has what comes and goes, `density.py` what is there in numbers.
+machines differ. `sessions.py` has what comes and goes, `density.py` what is there in numbers,
+`cells.py` what one cell costs.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import time
 from pathlib import Path
 
 import trio
+from cells import cells
 from density import density, memory
 from figures import Table, machine, timed
 from sessions import sessions
@@ -187,6 +189,7 @@ def main() -> None:
     if options.density:
         trio.run(density, table, options.density, options.isolation)
     trio.run(in_process, table, n, options.isolation)
+    trio.run(cells, table, n, options.isolation)
     over_http(table, n, options.isolation)
     stock(table, n)
     if options.json:
