@@ -6,6 +6,8 @@ import pytest
 import trio
 from http_service import Start
 
+from patience import promptly
+
 pytestmark = pytest.mark.needs("userns", "pidns", "seccomp", "cgroups")
 
 # It runs in a sandbox or not at all.
@@ -60,7 +62,7 @@ async def test_status_of_every_session_is_told_while_one_attacks(start: Start, a
                 asked = 0
                 while not ended:
                     for session in sessions:
-                        with trio.fail_after(1):
+                        with promptly():
                             answer = await http.get(f"/v1/sessions/{session}")
                         assert answer.status_code == 200
                     asked += 1

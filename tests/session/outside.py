@@ -12,6 +12,7 @@ from typing import Any
 
 import trio
 
+from patience import promptly
 from replsvc.calls import CallRequest
 from replsvc.coordinator import Coordinator
 from replsvc.run import Run
@@ -55,7 +56,7 @@ async def attack(session: Session, name: str, *arguments: Any) -> Any:
 
 async def answers(session: Session) -> None:
     """Within a second, whatever another session does."""
-    with trio.fail_after(1):
+    with promptly():
         assert (await session.run("6 * 7")).text == "=> 42"
 
 
@@ -77,7 +78,7 @@ async def watched(coordinator: Coordinator, neighbour: Session) -> AsyncIterator
     async def ask() -> None:
         nonlocal told
         while True:
-            with trio.fail_after(1):
+            with promptly():
                 infos = [await session.info() for session in coordinator.list()]
             assert neighbour.id in {info.id for info in infos}
             told += 1

@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import trio
 from outside import (
     answers,
     attempt,
@@ -27,6 +26,7 @@ from outside import (
     start,
 )
 
+from patience import promptly
 from replsvc.config import Config, Limits
 from replsvc.coordinator import Coordinator
 from replsvc.session import Session
@@ -354,7 +354,7 @@ async def test_a_fork_bomb_harms_nobody_and_nothing_of_it_is_left(
         bombed = await start(session, code, b"full\n")
         assert group_file(coordinator, session, "pids.current") == "64"
         await answers(neighbour)
-        with trio.fail_after(1):
+        with promptly():
             result = await session.interrupt()
         assert result.delivered
         assert (await bombed.wait()).status == "interrupted"
