@@ -232,13 +232,15 @@ class Call(Value):
 
     `seq` is the number of its `call_started` event, so `events?after=seq` is the rest of its story.
     `artifacts_complete` is false when more files have changed than `artifacts` lists. `terminate`
-    is a tool's word that the agent may stop here.
+    is a tool's word that the agent may stop here. `parent_call_id` is the call whose code, or
+    whose tool's handler, made this one.
     """
 
     id: str
     session_id: str
     seq: int
     tool: str
+    parent_call_id: str | None = None
     title: str = ""
     status: Status
     is_error: bool = False

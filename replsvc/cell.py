@@ -7,7 +7,7 @@ person's interrupt is only its first step unless forced.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Literal
@@ -15,10 +15,10 @@ from typing import Literal
 import trio
 
 from replsvc.calls import Cause
-from replsvc.talk import Ask, Clock, Talk
+from replsvc.talk import Ask, CallTool, Clock, Talk
 from replsvc_kernels.background import background_nursery
 from replsvc_kernels.kernel import Cell, Kernel, KernelDied, LastingKernel, ProtocolViolation
-from replsvc_kernels.messages import Exit, Output, Reply
+from replsvc_kernels.messages import Exit, Output, Reply, ToolSpec
 
 Stopped = Literal["timeout", "interrupted", "cancelled", "restarted", "closed", "limit"]
 
@@ -125,6 +125,9 @@ async def run_cell(
     sink: Callable[[Output], Awaitable[None]],
     on_slow: Callable[[], None] = lambda: None,
     ask: Ask | None = None,
+    tools: Sequence[ToolSpec] = (),
+    call: CallTool | None = None,
+    max_wait_s: float | None = None,
     resume: bool = False,
 ) -> CellEnd:
     """Run `code` and hand each output to `sink`, in order; a slow sink slows this cell alone.
@@ -132,20 +135,21 @@ async def run_cell(
     Returns when the cell has ended, whatever ended it. Cancelling it leaves the code running:
     whoever cancels ends the kernel. The sink may be cancelled once it has taken an output.
     `on_slow` is called when the cell still runs after `SLOW_S`. `ask` gets the answers to what the
-    code asks; without it asking is an error in the code. With `resume` the cell may be
-    running already, for a host that is no more.
+    code asks; without it asking is an error in the code. `tools` are what the code may call, `call`
+    calls them. The clock stands still while it waits for either, for `max_wait_s` in all. With
+    `resume` the cell may be running already, for a host that is no more.
     """
-    clock = Clock(timeout_s, control.move)
+    clock = Clock(timeout_s, control.move, max_wait_s)
     died: Exit | None = None
     violation: str | None = None
     reply: Reply | None = None
     try:
-        async with _entered(kernel, code, cell_id, env, ask is not None, resume) as cell:
-            if ask is None:
+        async with _entered(kernel, code, cell_id, env, ask is not None, tools, resume) as cell:
+            if ask is None and call is None:
                 await _to_its_end(kernel, cell, sink, control, clock, grace_s, on_slow)
             else:
                 async with background_nursery() as nursery:
-                    talk = Talk(cell, ask, clock, sink, nursery)
+                    talk = Talk(cell, ask, call, clock, sink, nursery)
                     await _to_its_end(
                         kernel, cell, talk.take, control, clock, grace_s, on_slow, talk.close
                     )
@@ -164,11 +168,17 @@ async def run_cell(
 
 
 def _entered(
-    kernel: Kernel, code: str, cell_id: str, env: Mapping[str, str], stdin: bool, resume: bool
+    kernel: Kernel,
+    code: str,
+    cell_id: str,
+    env: Mapping[str, str],
+    stdin: bool,
+    tools: Sequence[ToolSpec],
+    resume: bool,
 ) -> AbstractAsyncContextManager[Cell]:
     if resume and isinstance(kernel, LastingKernel):
         return kernel.resume(code, cell=cell_id, env=env)
-    return kernel.execute(code, cell=cell_id, env=env, stdin=stdin)
+    return kernel.execute(code, cell=cell_id, env=env, stdin=stdin, tools=tools)
 
 
 async def _to_its_end(
@@ -183,7 +193,7 @@ async def _to_its_end(
 ) -> None:
     """Listen to the cell, and up the ladder when the clock or somebody says so.
 
-    `hush` is called ahead of the ladder: nobody is asked on it.
+    `hush` is called ahead of the ladder: nobody is asked, and no tool called, on it.
     """
 
     async def ended_before(when: float) -> bool:

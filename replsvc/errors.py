@@ -136,6 +136,12 @@ class ExtensionError(ReplsvcError):
         super().__init__(message, hint=hint, details={"issues": list(self.issues)})
 
 
+class ReentrantCallError(ReplsvcError):
+    """Raised to a tool that wants the kernel whose code waits for this tool."""
+
+    code, http_status, title = "reentrant_call", 409, "The kernel waits for this call"
+
+
 class StaleContextError(ReplsvcError):
     """Raised to an extension that uses a context whose call or session is over."""
 

@@ -33,6 +33,7 @@ from replsvc.calls import (
     utc_now,
 )
 from replsvc.cell import SLOW_S, CellEnd, run_cell
+from replsvc.code_calls import CallsTools, tools_of
 from replsvc.config import Limits
 from replsvc.errors import (
     BackendUnavailableError,
@@ -49,7 +50,7 @@ from replsvc.lasting import Lasting, outputs
 from replsvc.output import clip, mime_text, result_text, tokens_estimate
 from replsvc.recorder import Recorder
 from replsvc.redaction import Redactor
-from replsvc.run import Run, Turns
+from replsvc.run import Run, Turns, work_for
 from replsvc.store.log import EventLog
 from replsvc.tool_call import ToolHost, run_tool
 from replsvc_kernels.kernel import LastingKernel
@@ -59,7 +60,7 @@ from replsvc_kernels.messages import Output
 LONG_CHARS = 256 * 1024
 
 
-class Host(ToolHost, Protocol):
+class Host(ToolHost, CallsTools, Protocol):
     """What a call needs of its session."""
 
     @property
@@ -134,6 +135,7 @@ class Outcome:
 
 async def run_call(run: Run, host: Host) -> None:
     """Take `run` to its end; `run.wait` then gives the result or raises the service's fault."""
+    work_for(run)
     try:
         if run.before is not None:
             await run.before.looked_at.wait()
@@ -215,6 +217,7 @@ async def _execute_repl(run: Run, host: Host) -> Outcome:
                     recorder.recall(event)
             lasting.call(run.id, run.request, begun=True)
             sink = partial(recorder.output_kept, kernel=started.kernel)
+        tools, call_tool = tools_of(run, host)
         end = await run_cell(
             started.kernel,
             run.request.input["code"],
@@ -227,6 +230,9 @@ async def _execute_repl(run: Run, host: Host) -> Outcome:
             resume=run.resumes,
             on_slow=run.log.announce,
             ask=asks_of(run, host.interaction, host.limits, host.redactor),
+            tools=tools,
+            call=call_tool,
+            max_wait_s=host.limits.max_wait_s,
         )
         # Before the next cell may change them.
         made = await host.artifacts.collect(run.id)
@@ -363,6 +369,7 @@ def _call(run: Run, host: Host, outcome: Outcome) -> Call:
         session_id=host.id,
         seq=0,
         tool=run.request.tool,
+        parent_call_id=run.parent_id,
         title=run.title,
         status=outcome.status,
         is_error=outcome.status != "ok",

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import deque
+from contextvars import ContextVar
 from datetime import datetime
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -15,8 +16,21 @@ from replsvc.cell import CellControl
 
 if TYPE_CHECKING:
     from replsvc.call_log import CallLog
+    from replsvc.extension.results import Checked
 
-Source = Literal["agent", "host"]
+
+_current: ContextVar[Run | None] = ContextVar("replsvc_run", default=None)
+
+
+def current() -> Run | None:
+    """The call that whoever asks works for: its cell's code, or its tool's handler."""
+    run = _current.get()
+    return None if run is None or run.ended else run
+
+
+def work_for(run: Run) -> None:
+    """What this task does from now on, and what it starts, is for `run`."""
+    _current.set(run)
 
 
 def fingerprint(request: CallRequest) -> str:
@@ -29,8 +43,17 @@ def fingerprint(request: CallRequest) -> str:
 class Run:
     """Mutable while the call lives; `wait` gives what it became. Only its session changes it."""
 
-    def __init__(self, id_: str, session_id: str, request: CallRequest, now: datetime) -> None:
+    def __init__(
+        self,
+        id_: str,
+        session_id: str,
+        request: CallRequest,
+        now: datetime,
+        parent: Run | None = None,
+    ) -> None:
         self.id, self.session_id, self.request = id_, session_id, request
+        self.parent = parent
+        """The call, of this session or another, whose code or handler asked for this one."""
         self.title = str(request.input.get("title", ""))[:200]
         self.created_at = now
         self.created = trio.current_time()
@@ -41,6 +64,8 @@ class Run:
         self.resumes = False
         """Whether an earlier coordinator had begun with it."""
         self.control = CellControl()
+        self.returned: Checked | None = None
+        """What a tool that code called returned, whole, until the code has it."""
         self.before: Run | None = None
         """Another of the same group of a batch, which is looked at before this one."""
         self.looked_at = trio.Event()
@@ -52,6 +77,12 @@ class Run:
         self.final: Call | None = None
         self.failure: Exception | None = None
         self._ended = trio.Event()
+
+    @property
+    def parent_id(self) -> str | None:
+        """The parent's id, if it is of the same session."""
+        parent = self.parent
+        return parent.id if parent is not None and parent.session_id == self.session_id else None
 
     @property
     def ended(self) -> bool:
@@ -78,6 +109,7 @@ class Run:
             tool=self.request.tool,
             title=self.title,
             status=self.status,
+            parent_call_id=self.parent_id,
             created_at=self.created_at,
             started_at=self.started_at,
             times=Times(),

@@ -31,6 +31,7 @@ from replsvc.config import Limits
 from replsvc.errors import (
     InvalidInputError,
     QueueFullError,
+    ReentrantCallError,
     ReplsvcError,
     ServiceStoppingError,
     SessionClosedError,
@@ -44,7 +45,7 @@ from replsvc.kernel_slot import KernelPlan, KernelSlot, Started, text_of
 from replsvc.lasting import CallLeft, Lasting
 from replsvc.pipeline import run_call
 from replsvc.redaction import Redactor
-from replsvc.run import Run, Turns, fingerprint
+from replsvc.run import Run, Turns, current, fingerprint
 from replsvc.session_values import (
     ExtensionInfo,
     InputAnswer,
@@ -319,7 +320,7 @@ class Session:
             request = CallRequest(tool=tool, input=input, **fields)
         except ValidationError as error:
             raise InvalidInputError(f"call: {first_problem(error)}") from error
-        return await self._result(await self.submit(request))
+        return await self.result(await self.submit(request))
 
     async def batch(self, requests: Sequence[CallRequest], *, attached: bool = False) -> Batch:
         """Use tools in groups: neighbours run together, one that is sequential (`repl`) alone.
@@ -334,15 +335,18 @@ class Session:
             async with self.following(run):
                 return await run.wait()
 
-        return await run_batch(self, requests, wait if attached else self._result)
+        return await run_batch(self, requests, wait if attached else self.result)
 
     def is_sequential(self, tool: str) -> bool:
         """Whether calls of this tool run alone in a batch."""
         bound = self.runtime.tools.get(tool)
         return tool == repl.NAME if bound is None else bound.tool.execution == "sequential"
 
-    async def _result(self, run: Run) -> Call:
-        """What it becomes. Cancelling this cancels the call, and waits for its end."""
+    async def result(self, run: Run) -> Call:
+        """What it becomes. Raises what made the service fail it.
+
+        Cancelling this cancels the call, and waits for its end.
+        """
         try:
             return await run.wait()
         except trio.Cancelled:
@@ -354,7 +358,8 @@ class Session:
     async def submit(self, request: CallRequest, *, after: Run | None = None) -> Run:
         """Begin a call; returns at once. The same id with the same request is the same call.
 
-        Raises `ConflictError` for an id that another request has, `QueueFullError`, and
+        Raises `ConflictError` for an id that another request has, `QueueFullError`,
+        `ReentrantCallError` where code in this very kernel waits for whoever asks, and
         `SessionClosedError`; then nothing has changed. The call of a tool is looked at once `after`
         has been.
         """
@@ -368,9 +373,12 @@ class Session:
                 return known
         self._check_open()
         self._check_limits(request)
-        run = Run(request.id or f"c_{secrets.token_urlsafe(12)}", self.id, request, utc_now())
+        parent, takes_kernel = current(), request.tool == repl.NAME
+        if takes_kernel:
+            self._check_reentrant(parent)
+        call_id = request.id or f"c_{secrets.token_urlsafe(12)}"
+        run = Run(call_id, self.id, request, utc_now(), parent)
         run.before = after
-        takes_kernel = request.tool == repl.NAME
         if takes_kernel:
             if self.turns.holder is not None and len(self.turns) >= self.limits.queue_limit:
                 raise self._queue_full()
@@ -438,6 +446,8 @@ class Session:
             "detach": run.request.detach,
             "created_at": run.created_at.isoformat(),
         }
+        if run.parent_id is not None:
+            data["parent_call_id"] = run.parent_id
         if mark is not None:
             data["fingerprint"] = mark
         clean = self.redactor.json(data) if self.redactor else data
@@ -448,6 +458,16 @@ class Session:
             raise ServiceStoppingError(f"session {self.id} is closing", hint="Open another.")
         if self._nursery is None:
             raise SessionClosedError(f"session {self.id} has ended", hint="Open another.")
+
+    def _check_reentrant(self, parent: Run | None) -> None:
+        """Refuse what could only begin when its own ancestor has ended."""
+        while parent is not None and not parent.ended:
+            if parent.session_id == self.id and parent.request.tool == repl.NAME:
+                raise ReentrantCallError(
+                    f"call {parent.id} has the kernel of session {self.id} and waits for this one.",
+                    hint="Return what the code needs, and let the code do the rest.",
+                )
+            parent = parent.parent
 
     def _check_limits(self, request: CallRequest) -> None:
         ours = self.limits.timeout_s
@@ -601,7 +621,9 @@ class Session:
     async def describe(self) -> str:
         """The `repl` tool's description: base text and each extension's fragment."""
         return compose(
-            await self.facts(), [e.description for e in self._parts.extensions if e.description]
+            await self.facts(),
+            [e.description for e in self._parts.extensions if e.description],
+            [bound.tool for bound in self.runtime.tools.values()] if self._has_guest else (),
         )
 
     async def tools(self) -> tuple[ToolInfo, ...]:

@@ -90,6 +90,8 @@ async def run_tool(run: Run, host: ToolHost, bound: BoundTool) -> None:
     """Take a call of `bound` to its end, and write it down. Raises `StorageError`."""
     value = await _preflight(run, host, bound)
     end = value if isinstance(value, End) else await _execute(run, host, bound, value)
+    if run.parent is not None:
+        run.returned = end.result
     call = await _call(run, host, bound, end)
     assert run.log is not None
     # Durable before anyone is told.
@@ -189,7 +191,7 @@ async def _execute(run: Run, host: ToolHost, bound: BoundTool, value: BaseModel)
         _tell(run, host, bound, "handler failed", returned)
         return _failed(bound, returned.ename, returned.evalue)
     try:
-        if isinstance(returned, str | None) and tool.output is None:
+        if isinstance(returned, str | float | int | None) and tool.output is None:
             result = checked(returned)
         else:
             # A model may be large, and so may be what it takes to look at it.
@@ -310,6 +312,7 @@ async def _call(run: Run, host: ToolHost, bound: BoundTool, end: End) -> Call:
         session_id=host.id,
         seq=0,
         tool=bound.tool.name,
+        parent_call_id=run.parent_id,
         title=run.title,
         status=end.status,
         is_error=end.status != "ok",

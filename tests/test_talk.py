@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import trio
 from trio.testing import MockClock
 
 from replsvc.cell import CellControl, CellEnd, run_cell
-from replsvc.talk import Answer, Ask, Clock
+from replsvc.talk import Answer, Ask, CallTool, Clock, ToolAnswer
 from replsvc_kernels.kernel import LaunchSpec
-from replsvc_kernels.messages import InputRequest, Output, Stream
+from replsvc_kernels.messages import InputRequest, Output, Stream, ToolRequest, ToolSpec
 from replsvc_kernels.testing import Ask as AskStep
+from replsvc_kernels.testing import CallTool as CallStep
 from replsvc_kernels.testing import FakeBackend, Hang, HangHard, Step
 
 
 async def run(
-    *steps: Step, ask: Ask | None, timeout_s: float | None = 10, control: CellControl | None = None
+    *steps: Step,
+    ask: Ask | None = None,
+    call: CallTool | None = None,
+    timeout_s: float | None = 10,
+    max_wait_s: float | None = None,
+    control: CellControl | None = None,
 ) -> tuple[CellEnd, list[Output]]:
     seen: list[Output] = []
 
@@ -24,7 +32,8 @@ async def run(
     async with FakeBackend({"code": steps}).open(LaunchSpec("/anywhere")) as kernel:
         end = await run_cell(
             kernel, "code", cell_id="c", env={}, timeout_s=timeout_s, grace_s=1,
-            control=control or CellControl(), sink=sink, ask=ask,
+            control=control or CellControl(), sink=sink, ask=ask, max_wait_s=max_wait_s,
+            call=call, tools=(ToolSpec("t"),) if call else (),
         )  # fmt: skip
     return end, seen
 
@@ -108,3 +117,67 @@ async def test_a_pause_on_the_ladder_moves_nothing(autojump_clock: MockClock) ->
     assert (end.stopped, end.exit is not None) == ("timeout", True)
     # 3 asking, 2 running, then a second each for interrupt and terminate.
     assert round(trio.current_time(), 1) == 7
+
+
+def takes(delay_s: float) -> CallTool:
+    async def call(request: ToolRequest, clock: Clock) -> ToolAnswer:
+        with contextlib.nullcontext() if request.background else clock.paused():
+            await trio.sleep(delay_s)
+        return ToolAnswer("done")
+
+    return call
+
+
+async def test_waiting_for_a_tool_is_not_counted(autojump_clock: MockClock) -> None:
+    end, _ = await run(CallStep("t"), CallStep("t"), Hang(), call=takes(1_000), timeout_s=10)
+    assert end.stopped == "timeout"
+    assert (round(end.wait_s, 3), round(end.execution_s, 3)) == (2_000, 10)
+
+
+async def test_a_thread_that_waits_does_not_stop_the_clock(autojump_clock: MockClock) -> None:
+    end, _ = await run(CallStep("t", background=True), Hang(), call=takes(1_000), timeout_s=10)
+    assert (end.stopped, end.wait_s, round(end.execution_s, 3)) == ("timeout", 0, 10)
+
+
+async def test_the_clock_stands_still_for_max_wait_in_all_and_then_goes_on(
+    autojump_clock: MockClock,
+) -> None:
+    steps = [CallStep("t"), CallStep("t"), Stream("stdout", b"never")]
+    end, seen = await run(*steps, call=takes(60), timeout_s=10, max_wait_s=100)
+    assert end.stopped == "timeout"
+    assert (round(end.wait_s, 3), round(end.execution_s, 3)) == (100, 10)
+    assert seen == []
+
+
+async def test_waits_at_once_are_counted_once(autojump_clock: MockClock) -> None:
+    clock = Clock(10, bool)
+
+    async def wait(seconds: float) -> None:
+        with clock.paused():
+            await trio.sleep(seconds)
+
+    async with trio.open_nursery() as nursery:
+        for seconds in (3, 5, 2):
+            nursery.start_soon(wait, seconds)
+        await trio.sleep(4)
+        assert round(clock.waited_s, 3) == 4
+    assert (round(clock.waited_s, 3), round(clock.deadline - clock.begun, 3)) == (5, 15)
+
+
+async def test_on_the_ladder_no_tool_is_called(autojump_clock: MockClock) -> None:
+    control, called, answered = CellControl(), [], []
+
+    async def call(request: ToolRequest, clock: Clock) -> ToolAnswer:
+        called.append(request.id)
+        control.cancel()
+        await trio.sleep_forever()
+        raise AssertionError
+
+    def again(_result: object) -> list[Step]:
+        answered.append(1)
+        return []
+
+    steps = [CallStep("t", background=True), HangHard(), CallStep("t", then=again)]
+    end, _ = await run(*steps, call=call, control=control)
+    assert end.stopped == "cancelled"
+    assert (called, answered) == ([1], [])

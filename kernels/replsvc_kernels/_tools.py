@@ -80,7 +80,8 @@ class ToolCalls:
             await self._send({"id": id_, "error": error_of({"message": why})}, False)
             return None
         self._pending.add(id_)
-        return ToolRequest(id_, name, arguments, content.get("background") is True)
+        is_background = content.get("background") is True
+        return ToolRequest(id_, name, arguments, is_background, message.size)
 
     async def answer(self, id_: int, result: object, error: Mapping[str, str] | None) -> bool:
         """See `Cell.answer_tool`."""

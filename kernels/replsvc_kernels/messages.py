@@ -126,13 +126,15 @@ class ToolRequest:
     """The cell calls one of its tools, to be answered by `Cell.answer_tool`.
 
     `id` is unique among the cell's. `arguments` are of plain JSON and unchecked. `background` says
-    that another thread than the cell's main one waits; that is the kernel's word.
+    that another thread than the cell's main one waits; that is the kernel's word. `size` is that of
+    its message, in bytes.
     """
 
     id: int
     name: str
     arguments: Mapping[str, Any]
     background: bool = False
+    size: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+from replsvc.extension.in_code import expression_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    from replsvc.extension.tools import Tool
 
 PACKAGES_SHOWN = 400
 """Characters of the list of packages."""
 HOSTS_SHOWN = 200
 """Characters of the list of reachable hosts."""
+TOOLS_SHOWN = 2_000
+"""Characters of the list of tools for code, some 500 tokens."""
+TOOL_SHOWN = 400
+"""Characters of one tool there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +52,37 @@ class BaseFacts:
     workspace: str = ""
 
 
-def compose(base: BaseFacts, fragments: Sequence[str] = ()) -> str:
-    """The description: the base's text, then each fragment that isn't blank, in order.
+def compose(base: BaseFacts, fragments: Sequence[str] = (), tools: Sequence[Tool[Any]] = ()) -> str:
+    """The description: base text, each fragment that isn't blank, in order, the tools for code.
 
     They are joined by blank lines and otherwise kept as they are. The base's text stays under 1,700
     characters (some 425 tokens) as long as `workspace` is a sentence or two.
     """
-    parts = [_base(base), *(fragment.strip("\n") for fragment in fragments)]
+    parts = [_base(base), *(fragment.strip("\n") for fragment in fragments), _tools(tools)]
     return "\n\n".join(part for part in parts if part.strip())
+
+
+def _tools(tools: Sequence[Tool[Any]]) -> str:
+    """A line a tool, as many as there is room for; the kernel tells of the rest."""
+    if not tools:
+        return ""
+    lines: list[str] = []
+    room = TOOLS_SHOWN
+    for tool in tools:
+        about = tool.description.strip().splitlines()[0]
+        line = " ".join(f"{expression_of(tool)}: {about}".split())
+        line = line if len(line) <= TOOL_SHOWN else f"{line[:TOOL_SHOWN]}..."
+        if lines and len(line) > room:
+            break
+        lines.append(line)
+        room -= len(line)
+    if more := len(tools) - len(lines):
+        lines.append(f"and {more} more: `dir(tools)` lists them, `help(tools.NAME)` describes one")
+    return _bullets(
+        "Tools that your code can call; each waits for its result, and raises `ToolError` where it "
+        "fails (`await tools.NAME.call(...)` lets others run meanwhile):",
+        lines,
+    )
 
 
 def _base(facts: BaseFacts) -> str:

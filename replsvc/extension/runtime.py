@@ -11,6 +11,7 @@ import trio
 
 from replsvc.extension.context import SessionView
 from replsvc.extension.handlers import MAX_THREADS
+from replsvc.extension.in_code import spec_of
 from replsvc.extension.resolve import ResolvedExtension
 from replsvc.extension.tools import Tool
 
@@ -36,6 +37,8 @@ class Runtime:
                 for tool in extension.tools
             }
         )
+        self.specs = tuple(spec_of(bound.tool) for bound in self.tools.values())
+        """What code in the kernel is told of them; always the same object."""
 
     def resource(self, extension: ResolvedExtension) -> Any:
         """What the extension's setup gave; None without one."""
