@@ -18,7 +18,7 @@ from replsvc.errors import (
 )
 from replsvc.session_values import SessionRequest
 from replsvc_kernels.backends.base import Backend
-from replsvc_kernels.backends.forkserver import ForkServers
+from replsvc_kernels.backends.fork_servers import ForkServers
 from replsvc_kernels.backends.pool import PoolSize
 from replsvc_kernels.backends.process import ProcessBackend
 from replsvc_kernels.backends.surviving import SurvivingServers

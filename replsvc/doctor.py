@@ -26,7 +26,7 @@ from replsvc.config import Config, Environment, MiB
 from replsvc.errors import BackendUnavailableError
 from replsvc.probe import probe
 from replsvc.runtime_dir import PREFIX
-from replsvc_kernels.backends.forkserver import ForkServers
+from replsvc_kernels.backends.fork_servers import ForkServers
 from replsvc_kernels.backends.support import support
 from replsvc_kernels.backends.surroundings import private_directory
 from replsvc_kernels.kernel import EnvironmentUnreadable, LaunchError, LaunchTimeout

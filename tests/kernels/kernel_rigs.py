@@ -13,7 +13,7 @@ from pathlib import Path
 import trio
 
 from replsvc_kernels.backends.base import Backend
-from replsvc_kernels.backends.forkserver import ForkServers
+from replsvc_kernels.backends.fork_servers import ForkServers
 from replsvc_kernels.backends.pool import NO_POOL, PoolSize
 from replsvc_kernels.kernel import Kernel, LaunchSpec
 

@@ -19,7 +19,7 @@ from typing import Any
 import trio
 
 from replsvc_kernels._wire import WireKernel
-from replsvc_kernels.backends.forkserver import ForkServers
+from replsvc_kernels.backends.fork_servers import ForkServers
 from replsvc_kernels.backends.surviving import SurvivingServers
 from replsvc_kernels.kernel import Cell, LastingKernel, LaunchSpec
 from replsvc_kernels.messages import DisplayData, ExecuteResult, Kept, Reply, Stream

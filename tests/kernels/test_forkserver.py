@@ -14,7 +14,8 @@ import pytest
 import trio
 from kernel_rigs import fork_servers, isolated, opened, parent_of, seen_from_here
 
-from replsvc_kernels.backends.forkserver import ForkServerBackend, ForkServers
+from replsvc_kernels.backends.fork_servers import ForkServers
+from replsvc_kernels.backends.forkserver import ForkServerBackend
 from replsvc_kernels.kernel import (
     HostMount,
     Kernel,

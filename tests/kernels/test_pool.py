@@ -13,7 +13,8 @@ import pytest
 import trio
 from kernel_rigs import fork_servers, isolated, opened
 
-from replsvc_kernels.backends.forkserver import ForkServerBackend, ForkServers
+from replsvc_kernels.backends.fork_servers import ForkServers
+from replsvc_kernels.backends.forkserver import ForkServerBackend
 from replsvc_kernels.backends.pool import NO_POOL, PoolSize, Spare
 from replsvc_kernels.kernel import HostMount, Kernel, LaunchSpec, Resources
 from replsvc_kernels.messages import Stream

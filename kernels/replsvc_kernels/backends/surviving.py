@@ -28,8 +28,9 @@ from replsvc_kernels._spool import HeldPump
 from replsvc_kernels.backends.accounts import Accounts
 from replsvc_kernels.backends.base import Connection
 from replsvc_kernels.backends.fork_server import Layers, ServerSpec
+from replsvc_kernels.backends.fork_servers import ForkServers
 from replsvc_kernels.backends.forked import ForkedProcess
-from replsvc_kernels.backends.forkserver import ForkServerBackend, ForkServers, own_workspace
+from replsvc_kernels.backends.forkserver import ForkServerBackend, own_workspace
 from replsvc_kernels.backends.held import Holder, Item
 from replsvc_kernels.backends.held_backend import SurvivingBackend
 from replsvc_kernels.backends.held_server import (
