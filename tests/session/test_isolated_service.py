@@ -229,7 +229,7 @@ async def test_a_killed_keeper_ends_the_kernels_below_it_and_each_session_starts
 
 HOST = """
 import json, os, sys, trio
-sys.path.insert(0, sys.argv[2])
+sys.path[:0] = sys.argv[2], os.path.dirname(sys.argv[2])
 from outside import attempt, given, groups
 from replsvc.config import Config
 from replsvc.coordinator import Coordinator
@@ -281,7 +281,7 @@ async def test_of_a_killed_coordinator_nothing_is_left(tmp_path: Path) -> None:
 
 UNPRIVILEGED = """
 import json, os, sys, trio
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = sys.argv[1], os.path.dirname(sys.argv[1])
 from outside import attempt, given, kernel_pid
 from replsvc.config import Config
 from replsvc.coordinator import Coordinator
