@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         BackendUnavailableError,
         ConfigError,
         ConflictError,
+        ExtensionDisposeError,
         ExtensionError,
         ExtensionSetupError,
         InvalidInputError,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
         QuestionNotFoundError,
         QueueFullError,
         QuotaExceededError,
+        ReentrantCallError,
         ReplsvcError,
         ServiceStoppingError,
         SessionClosedError,
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
         StartupTimeoutError,
         StorageError,
     )
-    from replsvc.extension.context import ToolContext
+    from replsvc.extension.context import SetupContext, ToolContext
     from replsvc.extension.contract import Extension
     from replsvc.extension.quote import quote
     from replsvc.extension.results import Image, ToolResult
@@ -66,6 +68,7 @@ __all__ = [
     "Environment",
     "Event",
     "Extension",
+    "ExtensionDisposeError",
     "ExtensionError",
     "ExtensionSetupError",
     "Image",
@@ -77,6 +80,7 @@ __all__ = [
     "QuestionNotFoundError",
     "QueueFullError",
     "QuotaExceededError",
+    "ReentrantCallError",
     "ReplsvcError",
     "Secret",
     "Service",
@@ -85,6 +89,7 @@ __all__ = [
     "SessionClosedError",
     "SessionNotFoundError",
     "SessionRequest",
+    "SetupContext",
     "StaleContextError",
     "StartupFailedError",
     "StartupTimeoutError",
@@ -111,6 +116,7 @@ _HOMES = {
     "Service": "config",
     "Session": "session",
     "SessionRequest": "session_values",
+    "SetupContext": "extension.context",
     "Tool": "extension.tools",
     "ToolContext": "extension.context",
     "ToolResult": "extension.results",

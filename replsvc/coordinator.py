@@ -28,6 +28,7 @@ from replsvc.errors import (
     ArtifactNotFoundError,
     CallNotFoundError,
     ConflictError,
+    ExtensionDisposeError,
     InvalidInputError,
     QuotaExceededError,
     ReplsvcError,
@@ -229,18 +230,22 @@ class Coordinator:
         """A session for the body, closed at its end. `fields` are those of `SessionRequest`.
 
         `extensions` are `Extension`s, modules, or `(module, opts)`; None takes those that the
-        settings name. Raises as `open`.
+        settings name. Raises as `open`, and as `close` after a body that did not raise.
         """
         try:
             request = SessionRequest(**fields)
         except ValidationError as error:
             raise InvalidInputError(f"session: {first_problem(error)}") from error
         session = await self.open(request, extensions=extensions, mounts=mounts)
+        is_clean = False
         try:
             yield session
+            is_clean = True
         finally:
             with trio.CancelScope(shield=True):
-                await self._close(session.id)
+                not_disposed = await self._close(session.id)
+            if is_clean and not_disposed is not None:
+                raise not_disposed
 
     async def open(
         self,
@@ -397,21 +402,25 @@ class Coordinator:
     async def close(self, session_id: str) -> None:
         """End a session: its calls get results, its processes, sockets and files go.
 
-        Returns when nothing is left but its log. Raises `SessionNotFoundError`.
+        Returns when nothing is left but its log. Raises `SessionNotFoundError`, and once all of it
+        is gone `ExtensionDisposeError`, where an extension could not dispose of its resource.
         """
         self.get(session_id)
-        await self._close(session_id)
+        if (not_disposed := await self._close(session_id)) is not None:
+            raise not_disposed
 
-    async def _close(self, session_id: str) -> None:
+    async def _close(self, session_id: str) -> ExtensionDisposeError | None:
+        """Close it, if it is there; gives what an extension could not dispose of."""
         session = self._sessions.pop(session_id, None)
         if session is None:
-            return
+            return None
         self._marks.pop(session_id, None)
         with trio.CancelScope(shield=True):
             await session.stop_work()
             session.scope.cancel()
             await session.closed.wait()
             await self._forget(session, delete=False)
+        return session.not_disposed
 
     async def _forget(self, session: Session, *, delete: bool) -> None:
         if session.lasting is not None:

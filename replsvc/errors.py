@@ -149,7 +149,7 @@ class StaleContextError(ReplsvcError):
 
 
 class ExtensionSetupError(ReplsvcError):
-    """Raised when an extension's setup code fails in the kernel, at start, restart or reload.
+    """Raised when an extension's setup fails: its code in the kernel, or its resource's setup.
 
     `extension` is its name, `traceback` the original one with the extension's own file and line,
     `output` what it had printed.
@@ -166,6 +166,12 @@ class ExtensionSetupError(ReplsvcError):
             hint=hint,
             details={"extension": extension, "traceback": traceback, "output": output},
         )
+
+
+class ExtensionDisposeError(ReplsvcError):
+    """Raised when a session was closed, and an extension could not dispose of its resource."""
+
+    code, http_status, title = "extension_dispose_failed", 500, "An extension's disposal failed"
 
 
 class BackendUnavailableError(ReplsvcError):

@@ -7,6 +7,7 @@ docstring.
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -29,6 +30,7 @@ from replsvc.cell import CellEnd
 from replsvc.changes import Notices
 from replsvc.config import Limits
 from replsvc.errors import (
+    ExtensionDisposeError,
     InvalidInputError,
     QueueFullError,
     ReentrantCallError,
@@ -127,7 +129,10 @@ class Session:
             parts.id, parts.log, self.redactor, parts.limits.max_log_bytes
         )
         self.runtime = Runtime(
-            parts.extensions, SessionView(parts.id, parts.request.name, parts.tenant)
+            parts.extensions,
+            SessionView(parts.id, parts.request.name, parts.tenant),
+            self.redactor,
+            parts.limits.setup_timeout_s or math.inf,
         )
         self.turns = Turns()
         self.interaction = Interaction(parts.id)
@@ -156,8 +161,22 @@ class Session:
         """Live until cancelled. Reports `started` when the first kernel is ready.
 
         Raises what prevented that: `ExtensionSetupError`, `StartupTimeoutError`, ...; then nothing
-        of the session is left.
+        of the session is left. Extensions' resources outlive the kernel.
         """
+        try:
+            async with self.runtime.resources.held():
+                await self._live_with_resources(task_status)
+        finally:
+            if self._state == "starting":
+                self._state = "failed"
+            self.closed.set()
+
+    @property
+    def not_disposed(self) -> ExtensionDisposeError | None:
+        """The first resource of an extension that could not be disposed of, once it is closed."""
+        return self.runtime.resources.failure
+
+    async def _live_with_resources(self, task_status: trio.TaskStatus[None]) -> None:
         first: ReplsvcError | None = None
         try:
             async with trio.open_nursery() as nursery:
@@ -180,7 +199,6 @@ class Session:
             self._nursery = None
             for run in self._calls.living():
                 run.fail(SessionClosedError(f"session {self.id} has ended", hint="Open another."))
-            self.closed.set()
         if first is not None:
             raise first
 

@@ -162,13 +162,14 @@ async def _execute(run: Run, host: ToolHost, bound: BoundTool, value: BaseModel)
     context: ToolContext[Any] = ToolContext(
         call_id=run.id,
         session=host.runtime.session,
-        resource=host.runtime.resource(bound.extension),
+        resource=host.runtime.resources.of(bound.extension),
         options=bound.extension.options,
         logger=log.bind(
             session=host.id, call=run.id, extension=bound.extension.name, tool=tool.name
         ),
         scope=scope,
         update=updates.add,
+        service=partial(host.runtime.service, bound),
     )
     arguments = tool.shape.arguments(value, context)
     returned: Any = _NOTHING

@@ -12,6 +12,7 @@ from typing_extensions import TypeVar
 from replsvc.errors import StaleContextError
 
 R = TypeVar("R", default=Any)
+S = TypeVar("S")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,26 @@ class SessionView:
     id: str
     name: str | None
     tenant: str
+
+
+class SetupContext:
+    """What an extension's `setup` may use."""
+
+    def __init__(
+        self,
+        *,
+        session: SessionView,
+        options: Any,
+        logger: Any,
+        service: Callable[[type], Any],
+    ) -> None:
+        self.session, self.options, self.logger = session, options, logger
+        self._service = service
+
+    def get_service(self, kind: type[S]) -> S:
+        """The service of that class, from a direct dependency. Raises `LookupError` without."""
+        service: S = self._service(kind)
+        return service
 
 
 class ToolContext(Generic[R]):
@@ -39,10 +60,11 @@ class ToolContext(Generic[R]):
         logger: Any,
         scope: trio.CancelScope,
         update: Callable[[object], None],
+        service: Callable[[type], Any],
     ) -> None:
         self._call_id, self._session, self._resource = call_id, session, resource
         self._options, self._logger, self._scope = options, logger, scope
-        self._update = update
+        self._update, self._service = update, service
         self._over = False
 
     def _live(self) -> None:
@@ -92,6 +114,15 @@ class ToolContext(Generic[R]):
     def cancelled(self) -> bool:
         """Whether nobody waits for the result any more; what a thread should look at."""
         return self._over or self._scope.cancel_called
+
+    def get_service(self, kind: type[S]) -> S:
+        """The service of that class, which the tool has named among its `services`.
+
+        Raises `LookupError` for one that it has not.
+        """
+        self._live()
+        service: S = self._service(kind)
+        return service
 
     def update(self, partial: str | Mapping[str, Any] | list[Any]) -> None:
         """Tell whoever follows the call how far it is: text or JSON, as an `update` event.

@@ -9,6 +9,7 @@ service: tools, and options that a model checks.
 from __future__ import annotations
 
 import ast
+import inspect
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,12 +18,12 @@ from typing import Any, TypeAlias
 
 from pydantic import BaseModel
 
-from replsvc.extension.context import ToolContext
+from replsvc.extension.context import SetupContext, ToolContext
 from replsvc.extension.issues import extension_error, shown
 from replsvc.extension.results import Image, ToolResult
 from replsvc.extension.secret import Secret
 from replsvc.extension.signature import is_model
-from replsvc.extension.tools import Tool, tool
+from replsvc.extension.tools import Tool, tool, types_problem
 
 __all__ = [
     "Code",
@@ -30,6 +31,7 @@ __all__ = [
     "Image",
     "Quoted",
     "Secret",
+    "SetupContext",
     "Tool",
     "ToolContext",
     "ToolResult",
@@ -69,9 +71,14 @@ Code: TypeAlias = Quoted | ast.Module | list[ast.stmt] | Path | str
 """Setup code: what `quote` returns (preferred), an AST, a file, or source."""
 
 
+Setup: TypeAlias = Callable[[SetupContext], Any]
+"""Gives a resource: what it returns or awaits, or what an async generator or context manager does.
+"""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Extension:
-    """An extension written in place: setup code, a part of `repl`'s description, or tools.
+    """An extension written in place: code, a part of `repl`'s description, tools, a resource.
 
     - `code` runs in the kernel before user code; its public names become the user's.
     - `description` is shown to the model, after the tool's base text.
@@ -80,11 +87,17 @@ class Extension:
     - `options` is a pydantic model for opts: the extension may then be listed as
       `(extension, opts)`. Opts are checked before anything runs; tools find them in `ctx.options`,
       and `code` and `description` may be functions that take them.
+    - `setup` gives a resource, once a session: tools find it in `ctx.resource`. `dispose` ends it
+      when the session does, however that is. As an async generator it does both.
+    - `dependencies` are extensions that this one needs, in the form that they are listed in: they
+      come before it.
+    - `provides` are classes that the resource is an instance of: to those that depend on this
+      extension it is a service of each of them.
     - `requires` are packages that the kernel must have, as pip would be asked for them
       (`httpx>=0.27`); `network` are hosts that it must reach.
 
-    An empty string counts as given. Raises `ExtensionError` with every problem at once: none of
-    code, description and tools, or a field of a wrong type.
+    An empty string counts as given. Raises `ExtensionError` with every problem at once: nothing
+    given, or a field of a wrong type.
     """
 
     code: Code | Callable[[Any], Code | None] | None = None
@@ -94,11 +107,17 @@ class Extension:
     network: Sequence[str] = ()
     tools: Sequence[Tool[Any]] = ()
     options: type[BaseModel] | None = None
+    setup: Setup | None = None
+    dispose: Callable[[Any], object] | None = None
+    # Neither repr nor hash follows it: a chain may be long.
+    dependencies: Sequence[object] = field(default=(), repr=False, hash=False)
+    provides: Sequence[type] = ()
 
     def __post_init__(self) -> None:
         issues = []
-        if self.code is None and self.description is None and not self.tools:
-            issues.append("an Extension needs code, a description or tools")
+        given = (self.code, self.description, self.setup)
+        if all(one is None for one in given) and not self.tools and not self.dependencies:
+            issues.append("an Extension needs code, a description, tools, setup or dependencies")
         of_opts = self.options is not None
         if not (of_opts and callable(self.code)) and (problem := code_problem(self.code)):
             issues.append(f"code {problem}")
@@ -114,6 +133,7 @@ class Extension:
             if (problem := _texts_problem(value))
         ]
         issues += _tools_problems(self.tools)
+        issues += self._resource_problems()
         if of_opts and not is_model(self.options):
             issues.append(f"options must be a pydantic model, not {shown(self.options)}")
         if issues:
@@ -123,8 +143,30 @@ class Extension:
         object.__setattr__(self, "requires", tuple(self.requires))
         object.__setattr__(self, "network", tuple(self.network))
         object.__setattr__(self, "tools", tuple(self.tools))
+        object.__setattr__(self, "dependencies", tuple(self.dependencies))
+        object.__setattr__(self, "provides", tuple(self.provides))
         if isinstance(self.code, list):
             object.__setattr__(self, "code", ast.Module(body=[*self.code], type_ignores=[]))
+
+    def _resource_problems(self) -> list[str]:
+        functions: dict[str, object] = {"setup": self.setup, "dispose": self.dispose}
+        problems = [
+            f"{label} must be callable, not {shown(value)}"
+            for label, value in functions.items()
+            if value is not None and not callable(value)
+        ]
+        if inspect.isgeneratorfunction(self.setup):
+            problems.append("setup is a generator; make it async")
+        for label, given in (("dispose", self.dispose), ("provides", self.provides)):
+            if given and self.setup is None:
+                problems.append(f"{label} is given without setup, which gives the resource")
+        if isinstance(self.dependencies, str) or not isinstance(self.dependencies, Sequence):
+            problems.append(
+                f"dependencies must be a sequence of extensions, not {shown(self.dependencies)}"
+            )
+        if problem := types_problem(self.provides):
+            problems.append(f"provides {problem}")
+        return problems
 
 
 def name_problem(name: object) -> str | None:

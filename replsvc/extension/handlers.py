@@ -34,6 +34,11 @@ class Raised:
         except Exception:  # noqa: BLE001 - a stranger's __str__ may raise anything
             return ""
 
+    @property
+    def summary(self) -> str:
+        """Name and message."""
+        return f"{self.ename}: {self.evalue}" if self.evalue else self.ename
+
     def traceback(self) -> str:
         """For the log of whoever wrote the handler: it has the service's own paths in it."""
         return "".join(traceback.format_exception(self.error, limit=-20))

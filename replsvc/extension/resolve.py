@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,21 +17,21 @@ from replsvc.extension.contract import (
     description_problem,
     name_problem,
 )
+from replsvc.extension.graph import CALLABLES, Graph, Item
 from replsvc.extension.issues import clip, extension_error, raised, shown
 from replsvc.extension.naming import FreeNames, qualified_name
 from replsvc.extension.needs import Surroundings, unmet
-from replsvc.extension.secret import redact, redaction_problem, secrets_in
+from replsvc.extension.secret import redaction_problem, secrets_in
+from replsvc.extension.services import uncovered
 from replsvc.extension.source import SourceError, setup_code
 
 if TYPE_CHECKING:
-    from replsvc.extension.contract import Code
+    from replsvc.extension.contract import Code, Setup
     from replsvc.extension.tools import Tool
     from replsvc_kernels.messages import SetupCode
 
 BUILT_IN = ("repl",)
 """Tools that every session has."""
-CALLABLES = ("code", "description")
-"""What a module-based extension has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,8 @@ class ResolvedExtension:
 
     `setup` is None without code, `description` None without a part in the tool's description.
     `secrets` are texts that must not be seen in anything we write down. `options` are its checked
-    opts.
+    opts. `dependencies` are names of those that it depends on itself. `acquire` gives its resource,
+    `dispose` ends it, `provides` are the services that the resource is.
     """
 
     name: str
@@ -52,12 +52,18 @@ class ResolvedExtension:
     network: tuple[str, ...] = ()
     tools: tuple[Tool[Any], ...] = ()
     options: Any = field(default=None, repr=False, compare=False)
+    dependencies: tuple[str, ...] = ()
+    acquire: Setup | None = None
+    dispose: Callable[[Any], object] | None = None
+    provides: tuple[type, ...] = ()
 
 
 def resolve(
     listed: Sequence[object], surroundings: Surroundings | None = None
 ) -> tuple[ResolvedExtension, ...]:
-    """Resolve the extensions of one session, in order; the only time that their callables run.
+    """Resolve the extensions of one session; the only time that their callables run.
+
+    The order is depth-first as they are listed, what an extension depends on before it, each once.
 
     Each item is an `Extension`, or an object (class, instance or module) with the callables
     `code(opts)` and `description(opts)`, bare or as `(object, opts)`. Both are called once with the
@@ -67,119 +73,33 @@ def resolve(
     its object's qualified name; where that is taken, `#2` and so on is added. With `surroundings`,
     what an extension requires and is not there is an issue of it.
 
-    Raises one `ExtensionError` with the issues of all extensions: by their order in the list, then
-    names that several of them were given, then tools' names that several have.
+    Raises one `ExtensionError` with the issues of all extensions: by their order, then names that
+    several of them were given, circles of dependencies, tools' names that several have, and
+    services that tools need and nobody provides to them.
     """
-    items: list[_Item] = []
-    alike: dict[int, list[_Item]] = {}
-    for index, thing in enumerate(listed):
-        item = _read(index, thing)
-        known = alike.setdefault(id(item.thing), [])
-        if item.issues or not any(_same(item.opts, other.opts) for other in known):
-            known.append(item)
-            items.append(item)
-    clashes = _name([item for item in items if not item.issues])
-    resolved = [_resolved(item, surroundings) for item in items if not item.issues]
-    issues = [issue for item in items for issue in item.all_issues()] + clashes
-    issues += _tool_clashes([extension for extension in resolved if extension is not None])
+    graph = Graph(listed)
+    sound = [item for item in graph.items if not item.issues]
+    clashes = _name(sound)
+    found = [_resolved(item, surroundings) for item in sound if not item.issues]
+    resolved = [extension for extension in found if extension is not None]
+    issues = [issue for item in graph.items for issue in item.all_issues()] + clashes
+    issues += graph.cycle_issues() + _tool_clashes(resolved)
+    if not issues:  # else what lacks may be what is broken
+        issues = uncovered(resolved)
     if issues:
         raise extension_error(issues)
-    return tuple(extension for extension in resolved if extension is not None)
-
-
-@dataclass(slots=True, eq=False)
-class _Item:
-    """One listed extension while it is being resolved."""
-
-    index: int
-    thing: object
-    opts: Mapping[str, Any] = field(default_factory=lambda: types.MappingProxyType({}))
-    name: str = ""
-    issues: list[str] = field(default_factory=list)
-
-    def all_issues(self) -> list[str]:
-        """Its issues, each saying which extension it is about."""
-        label = f"extensions[{self.index}]" + (f" ({self.name})" if self.name else "")
-        secrets = secrets_in(self.opts)
-        return [redact(f"{label}: {issue}", secrets) for issue in self.issues]
+    return tuple(resolved)
 
 
 def has_needs(listed: Sequence[object]) -> bool:
     """Whether any of `listed` requires something, so that `resolve` should know what there is."""
-    return any(isinstance(item, Extension) and (item.requires or item.network) for item in listed)
+    things = (item.thing for item in Graph(listed).items)
+    return any(isinstance(one, Extension) and (one.requires or one.network) for one in things)
 
 
-def _read(index: int, listed: object) -> _Item:
-    """What was listed at `index`; with issues when it is no extension or its opts are none."""
-    if not isinstance(listed, tuple):
-        item = _Item(index, listed)
-    elif len(listed) == 2:
-        item = _Item(index, listed[0])
-        _read_opts(item, listed[1])
-    else:
-        item = _Item(index, listed)
-        item.issues.append(f"is a tuple of {len(listed)}; list an object or (object, opts)")
-        return item
-    thing = item.thing
-    if isinstance(thing, Extension):
-        if isinstance(listed, tuple) and thing.options is None:
-            item.issues.append("an Extension without `options` takes no opts; list it bare")
-    elif missing := _missing(thing):
-        if isinstance(thing, type | types.ModuleType) or len(missing) < len(CALLABLES):
-            item.name = qualified_name(thing)
-            kind = "module" if isinstance(thing, types.ModuleType) else "object"
-            item.issues += [f"{kind} {item.name} {what}" for what in missing]
-        else:
-            item.issues.append(
-                f"{shown(thing)} is no extension; list an Extension, or an object with "
-                "code(opts) and description(opts), bare or as (object, opts)"
-            )
-    return item
-
-
-def _read_opts(item: _Item, opts: object) -> None:
-    if not isinstance(opts, Mapping):
-        item.issues.append(f"opts must be a mapping, not {type(opts).__qualname__}")
-        return
-    wrong = [key for key in opts if not isinstance(key, str)]
-    item.issues += [f"opts must have names as keys, not {shown(key)}" for key in wrong]
-    item.opts = types.MappingProxyType(dict(opts))
-
-
-def _missing(thing: object) -> list[str]:
-    missing = []
-    for label in CALLABLES:
-        try:
-            found = getattr(thing, label)
-        except AttributeError:
-            missing.append(f"has no callable {label}(opts)")
-        except Exception as error:  # noqa: BLE001 - a stranger's property may raise anything
-            missing.append(f"can't give its {label}: {raised(error)}")
-        else:
-            if not callable(found):
-                missing.append(f"has no callable {label}(opts); its `{label}` is {shown(found)}")
-    return missing
-
-
-def _same(one: object, other: object) -> bool:
-    """Whether opts are equal and of equal types; what can't be compared is not."""
-    if one is other:
-        return True
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(_same, one, other))
-    try:
-        return bool(one == other)
-    except Exception:  # noqa: BLE001 - a stranger's __eq__ may raise anything
-        return False
-
-
-def _name(items: Sequence[_Item]) -> list[str]:
+def _name(items: Sequence[Item]) -> list[str]:
     """Name `items`; the issues of names that were given to several."""
-    given: dict[str, list[_Item]] = {}
+    given: dict[str, list[Item]] = {}
     for item in items:
         if isinstance(item.thing, Extension) and item.thing.name is not None:
             item.name = item.thing.name
@@ -192,14 +112,14 @@ def _name(items: Sequence[_Item]) -> list[str]:
             if problem := name_problem(item.name):
                 item.issues.append(f"its name {problem}")
     return [
-        f"{', '.join(f'extensions[{item.index}]' for item in named)} are all named {shown(name)}; "
+        f"{', '.join(item.place for item in named)} are all named {shown(name)}; "
         "give each a name of its own"
         for name, named in given.items()
         if len(named) > 1
     ]
 
 
-def _resolved(item: _Item, surroundings: Surroundings | None) -> ResolvedExtension | None:
+def _resolved(item: Item, surroundings: Surroundings | None) -> ResolvedExtension | None:
     """Call what is to be called and check it; None when that left issues on `item`."""
     thing = item.thing
     options: Any = item.opts
@@ -256,6 +176,10 @@ def _resolved(item: _Item, surroundings: Surroundings | None) -> ResolvedExtensi
         network=tuple(thing.network) if isinstance(thing, Extension) else (),
         tools=tuple(thing.tools) if isinstance(thing, Extension) else (),
         options=options,
+        dependencies=tuple(dict.fromkeys(one.name for one in item.needs)),
+        acquire=thing.setup if isinstance(thing, Extension) else None,
+        dispose=thing.dispose if isinstance(thing, Extension) else None,
+        provides=tuple(thing.provides) if isinstance(thing, Extension) else (),
     )
 
 
@@ -267,7 +191,7 @@ def _option_issues(error: ValidationError) -> list[str]:
     ]
 
 
-def _of_options(item: _Item, label: str, given: object, options: object) -> Any:
+def _of_options(item: Item, label: str, given: object, options: object) -> Any:
     return _call(item, label, options) if callable(given) else given
 
 
@@ -291,7 +215,7 @@ def _tool_clashes(extensions: Sequence[ResolvedExtension]) -> list[str]:
     ]
 
 
-def _call(item: _Item, label: str, opts: object) -> Any:
+def _call(item: Item, label: str, opts: object) -> Any:
     """What `code(opts)` or `description(opts)` returned; None with an issue when it raised."""
     function = getattr(item.thing, label)
     try:

@@ -1,8 +1,8 @@
-"""A session's extensions at work: its tools by name."""
+"""A session's extensions at work: its tools by name, and their resources."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -13,7 +13,9 @@ from replsvc.extension.context import SessionView
 from replsvc.extension.handlers import MAX_THREADS
 from replsvc.extension.in_code import spec_of
 from replsvc.extension.resolve import ResolvedExtension
+from replsvc.extension.resources import Resources
 from replsvc.extension.tools import Tool
+from replsvc.redaction import Redactor
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +29,16 @@ class BoundTool:
 class Runtime:
     """See the module. One a session: nothing in it is shared with another."""
 
-    def __init__(self, extensions: Iterable[ResolvedExtension], session: SessionView) -> None:
+    def __init__(
+        self,
+        extensions: Sequence[ResolvedExtension],
+        session: SessionView,
+        redactor: Redactor,
+        limit_s: float,
+    ) -> None:
         self.session = session
         self.threads = trio.CapacityLimiter(MAX_THREADS)
+        self.resources = Resources(extensions, session, self.threads, redactor, limit_s)
         self.tools: Mapping[str, BoundTool] = MappingProxyType(
             {
                 tool.name: BoundTool(tool, extension)
@@ -40,7 +49,11 @@ class Runtime:
         self.specs = tuple(spec_of(bound.tool) for bound in self.tools.values())
         """What code in the kernel is told of them; always the same object."""
 
-    def resource(self, extension: ResolvedExtension) -> Any:
-        """What the extension's setup gave; None without one."""
-        del extension
-        return None
+    def service(self, bound: BoundTool, kind: type) -> Any:
+        """A service for a tool's handler. Raises `LookupError` for one that it does not name."""
+        if kind not in bound.tool.services:
+            raise LookupError(
+                f"tool {bound.tool.name!r} has not named the service {kind.__qualname__}; "
+                f"make it with services=[{kind.__qualname__}]"
+            )
+        return self.resources.service(bound.extension, kind)

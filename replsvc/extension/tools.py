@@ -61,6 +61,7 @@ class Tool(Generic[R]):
     prepare: Prepare | None = field(default=None, repr=False)
     timeout_s: float | None = 60.0
     guidelines: tuple[str, ...] = ()
+    services: tuple[type, ...] = ()
 
     def full_description(self) -> str:
         """The description, with the guidelines as a list under it."""
@@ -97,6 +98,7 @@ def tool(
     prepare: Prepare | None = None,
     timeout_s: float | None = 60.0,
     guidelines: Sequence[str] = (),
+    services: Sequence[type] = (),
 ) -> Tool[R]: ...
 @overload
 def tool(
@@ -110,6 +112,7 @@ def tool(
     prepare: Prepare | None = None,
     timeout_s: float | None = 60.0,
     guidelines: Sequence[str] = (),
+    services: Sequence[type] = (),
 ) -> Tool[R]: ...
 @overload
 def tool(
@@ -123,6 +126,7 @@ def tool(
     prepare: Prepare | None = None,
     timeout_s: float | None = 60.0,
     guidelines: Sequence[str] = (),
+    services: Sequence[type] = (),
 ) -> Tool[Any]: ...
 @overload
 def tool(
@@ -135,6 +139,7 @@ def tool(
     prepare: Prepare | None = None,
     timeout_s: float | None = 60.0,
     guidelines: Sequence[str] = (),
+    services: Sequence[type] = (),
 ) -> Decorator: ...
 def tool(
     bare: Callable[..., Any] | None = None,
@@ -156,6 +161,7 @@ def tool(
     - `prepare` gets the raw input before it is checked, and returns what to use instead.
     - `timeout_s` bounds the handler, in seconds; None does not.
     - `guidelines` are sentences that join the description.
+    - `services` are the classes that the handler asks `ctx.get_service` for.
 
     Raises `ExtensionError` with every problem at once, each with the handler's file and line.
     """
@@ -176,6 +182,7 @@ def _made(
     prepare: Prepare | None = None,
     timeout_s: float | None = 60.0,
     guidelines: Sequence[str] = (),
+    services: Sequence[type] = (),
 ) -> Tool[Any]:
     if name is None:
         name = getattr(handler, "__name__", "")
@@ -196,6 +203,8 @@ def _made(
         issues.append(f"timeout_s {problem}")
     if isinstance(guidelines, str) or not all(isinstance(line, str) for line in guidelines):
         issues.append("guidelines must be a sequence of str")
+    if problem := types_problem(services):
+        issues.append(f"services {problem}")
     shape, problems = shape_of(handler, input, name if isinstance(name, str) else "tool")
     issues += problems
     schema: dict[str, Any] = {}
@@ -220,7 +229,24 @@ def _made(
         prepare=prepare,
         timeout_s=timeout_s,
         guidelines=tuple(guidelines),
+        services=tuple(services),
     )
+
+
+def types_problem(kinds: object) -> str | None:
+    """What forbids `kinds` as the classes of services, as a sentence's end; None is allowed."""
+    if isinstance(kinds, str) or not isinstance(kinds, Sequence):
+        return f"must be a sequence of classes, not {shown(kinds)}"
+    for position, kind in enumerate(kinds):
+        if not isinstance(kind, type):
+            return f"must hold classes, but item {position} is {shown(kind)}"
+        try:
+            isinstance(None, kind)
+        except TypeError:
+            return (
+                f"must hold classes that isinstance takes: make {kind.__name__} runtime_checkable"
+            )
+    return None
 
 
 def _name_problem(name: object) -> str | None:

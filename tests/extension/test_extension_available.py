@@ -78,8 +78,8 @@ def test_what_is_selected_resolves(available: Available) -> None:
     [
         ("Weather", "must be an object with name and opts, or with code and description, not str"),
         (None, "not NoneType"),
-        ({}, "an Extension needs code, a description or tools"),
-        ({"code": None}, "an Extension needs code, a description or tools"),
+        ({}, "an Extension needs code, a description, tools"),
+        ({"code": None}, "an Extension needs code, a description, tools"),
         ({"name": "Wether"}, "Did you mean 'Weather'? Available: Weather, ping."),
         ({"name": "sample_weather:named"}, "no extension called 'sample_weather:named' is avail"),
         ({"name": "sample_weather.py"}, "no extension called 'sample_weather.py' is available"),

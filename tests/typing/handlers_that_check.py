@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import assert_type
 
 from pydantic import BaseModel
 
-from replsvc import Extension, Image, Tool, ToolContext, ToolResult, tool
+from replsvc import Extension, Image, SetupContext, Tool, ToolContext, ToolResult, tool
 
 
 class Note(BaseModel):
@@ -42,3 +43,26 @@ def loud(note: Note) -> Note:
 assert_type(tool(name="save_note", handler=save), Tool[list[str]])
 assert_type(tool(handler=count), Tool[list[str]])
 Extension(tools=[tool(handler=save), tool(handler=count), tool(handler=add), greet, loud])
+
+
+class Counter:
+    def next(self) -> int:
+        return 1
+
+
+async def lend(ctx: SetupContext) -> AsyncIterator[Counter]:
+    yield ctx.get_service(Counter)
+
+
+def numbered(text: str, ctx: ToolContext) -> str:
+    assert_type(ctx.get_service(Counter), Counter)
+    return f"{ctx.get_service(Counter).next()}. {text}"
+
+
+lends = Extension(setup=lend, provides=[Counter])
+Extension(
+    tools=[tool(handler=numbered, services=[Counter])],
+    dependencies=[lends, (lends, {"a": 1})],
+    setup=lambda ctx: [ctx.session.id],
+    dispose=list.clear,
+)

@@ -31,3 +31,16 @@ tool(handler="save")  # refused: call-overload
 ToolResult(content=3)  # refused: arg-type
 Image(b"", "image/tiff")  # refused: arg-type
 Extension(tools=[gives_bytes])  # refused: list-item
+
+
+class Counter:
+    pass
+
+
+def wrong_service(ctx: ToolContext) -> str:
+    return ctx.get_service(Counter)  # refused: return-value
+
+
+tool(handler=wrong_service, services=["Counter"])  # refused: list-item
+Extension(setup=list)  # refused: arg-type
+Extension(provides=[Counter()])  # refused: list-item
