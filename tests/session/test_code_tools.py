@@ -12,12 +12,13 @@ import pytest
 import trio
 from pydantic import BaseModel
 
-from conftest import MakeConfig
 from replsvc.calls import Call, CallRequest, Event
+from replsvc.config import Config
 from replsvc.coordinator import Coordinator
 from replsvc.extension.contract import Extension, Image, Secret, Tool, ToolContext, ToolResult, tool
 from replsvc.session import Session
 
+MakeConfig = Callable[..., Config]
 Opens = Callable[..., AbstractAsyncContextManager[Session]]
 
 
