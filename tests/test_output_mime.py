@@ -136,7 +136,35 @@ def test_an_image_that_is_none_gives_way_to_another() -> None:
             {"text/plain": "<IPython.core.display.SVG object>"},
             "<IPython.core.display.SVG object>",
         ),
-        ({"text/plain": 3, "text/html": b"x", "text/markdown": [1]}, None),
+        (
+            {"text/plain": 3, "text/html": b"x", "text/markdown": [1]},
+            "[not shown, whole in its event: text/html; text/markdown, 3 characters]",
+        ),
+        (
+            {"text/plain": "<IPython.core.display.SVG object>", "image/svg+xml": "<svg/>"},
+            "<IPython.core.display.SVG object>\n"
+            "[not shown, whole in its event: image/svg+xml, 6 characters]",
+        ),
+        (
+            {"text/plain": "<a.IFrame at 0x7f00>", "text/html": "<iframe src='x'></iframe>"},
+            "<a.IFrame at 0x7f00>\n[not shown, whole in its event: text/html, 25 characters]",
+        ),
+        (
+            {"application/vnd.x+json": {"a": 1}, "text/html": "<div></div>"},
+            "[not shown, whole in its event: application/vnd.x+json, 8 characters; "
+            "text/html, 11 characters]",
+        ),
+        (
+            {f"x/{n}": "" for n in range(7)},
+            "[not shown, whole in its event: "
+            + "; ".join(f"x/{n}, 0 characters" for n in range(5))
+            + "; 2 more]",
+        ),
+        ({"text/html": "<img src='x'>", "image/png": "x"}, None),
+        (
+            {"text/markdown": f"![x](data:image/png;base64,{'A' * 400}) y"},
+            "![x]([image/png, 300 bytes left out]) y",
+        ),
         ({"image/png": "x"}, None),
         ({}, None),
     ],
@@ -174,6 +202,41 @@ def test_html_becomes_lines_and_tables_rows() -> None:
 )
 def test_markup_is_read_as_browsers_do(html: str, text: str) -> None:
     assert html_text(html) == text
+
+
+DATA = "data:audio/wav;base64," + "Ab+/" * 1_000
+
+
+@pytest.mark.parametrize(
+    ("html", "text"),
+    [
+        (
+            f'<audio controls><source src="{DATA}" type="audio/wav"/>No audio here.</audio>',
+            "[audio/wav, 3,000 bytes left out]No audio here.",
+        ),
+        (f"<video src='{DATA}'>", "[audio/wav, 3,000 bytes left out]"),
+        (f"<img src={DATA}>x", "[audio/wav, 3,000 bytes left out]x"),
+        (f"<p>a {DATA} b", "a [audio/wav, 3,000 bytes left out] b"),
+        (f"<style>@font-face {{src: url({DATA})}}</style><script>'{DATA}'</script>x", "x"),
+        (f'<a href="data:text/plain,{"%20" * 100}">x</a>', "[text/plain, 300 bytes left out]x"),
+        ('<img src="data:image/gif;base64,R0lGODlh">x', "x"),
+        (f'<iframe srcdoc="{"&lt;p&gt;word " * 10_000}"></iframe>x', "x"),
+    ],
+)
+def test_data_in_html_is_named_and_not_shown(html: str, text: str) -> None:
+    assert html_text(html) == text
+
+
+def test_data_does_not_count_as_html_that_was_read() -> None:
+    data = "data:video/mp4;base64," + "A" * 2 * MAX_HTML
+    text = html_text(f'<video src="{data}"></video><p>after')
+    assert text == f"[video/mp4, {MAX_HTML * 3 // 2:,} bytes left out]\nafter"
+
+
+def test_a_tag_that_the_bound_cuts_is_not_shown() -> None:
+    text = html_text(f'<p>before<iframe srcdoc="{"&lt;p&gt;word " * MAX_HTML}"></iframe>')
+    assert text.split("\n")[0] == "before"
+    assert "word" not in text
 
 
 def test_html_that_was_read_in_part_says_so() -> None:
@@ -217,11 +280,12 @@ def test_damaged_headers_never_raise(image: tuple[str, bytes], damage: bytes, at
     assert image_pixels(mime_type, data[:at] + damage + data[at + len(damage) :]) >= 0
 
 
-def test_json_too_deep_to_write_is_no_text() -> None:
+def test_json_too_deep_to_write_is_only_named() -> None:
     deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]
-    assert mime_text({"application/json": deep}) is None
+    note = "[not shown, whole in its event: application/json]"
+    assert mime_text({"application/json": deep}) == note
 
 
 def test_json_source_can_be_read_back() -> None:

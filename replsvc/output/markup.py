@@ -20,10 +20,11 @@ _BLOCKS = frozenset(
 )
 _CELLS = frozenset(("td", "th"))
 # Not html.parser: unclosed constructs take it quadratic time (256 KiB of "<!--": half a minute),
-# and the document is a kernel's. Every quantifier here is bounded and possessive.
+# and the document is a kernel's. Every quantifier here is possessive, and bounded but for quoted
+# values: of those a tag reads at most 50, so that few tags can look at the same long one.
 _TAG = re.compile(
     r"<(?P<close>/?)(?P<name>[a-zA-Z][a-zA-Z0-9]{0,20}+)(?=[\s/>])"
-    r"(?:[^<>\"']{1,1000}+|\"[^\"]{0,1000}+\"|'[^']{0,1000}+'){0,50}+>"
+    r"(?:[^<>\"']{1,1000}+|\"[^\"]*+\"|'[^']*+'){0,50}+>"
     r"|<[!?][^<>]{0,1000}+>"
 )
 _RAW = {
@@ -31,19 +32,52 @@ _RAW = {
     for name in ("script", "style", "template")
 }
 _SPACE = re.compile(r"[ \t\r\n\f]+")
+_DATA_URL = re.compile(r"data:([\w.+-]{1,80}+/[\w.+-]{1,80}+)((?:;[\w=.+-]{1,80}+){0,5}+),")
+_DATA = re.compile(r"[\w+/=%.~!*$&;:@,-]*+", re.ASCII)
+_SHORT = 100
+_NOTE = re.compile(r"\[[\w.+-]{1,80}/[\w.+-]{1,80}, [\d,]{1,20} bytes left out\]")
 
 
 def html_text(html: str) -> str:
     """The visible text of `html`: blocks on lines, table rows as `a | b`, no scripts and styles.
 
-    Bounded by `MAX_HTML`; anything is taken, nothing raises.
+    What stands in it as a `data:` URL is named with its type and size. Bounded by `MAX_HTML`, not
+    counting such data; anything is taken, nothing raises.
     """
+    document, whole = without_data(html, MAX_HTML)
+    if not whole and document.rfind("<") > document.rfind(">"):
+        document = document[: document.rfind("<")]  # the cut went through a tag
     reader = _Reader()
-    reader.read(html[:MAX_HTML])
+    reader.read(document)
     text = reader.text()
-    if len(html) > MAX_HTML:
+    if not whole:
         text += f"\n[HTML of {len(html):,} characters: text of the first {MAX_HTML:,} only]"
     return text
+
+
+def without_data(text: str, max_chars: int) -> tuple[str, bool]:
+    """At most `max_chars` of `text` with a note for each long `data:` URL; whether that is all."""
+    parts: list[str] = []
+    room, at = max_chars, 0
+    while at < len(text) and room > 0:
+        url = _DATA_URL.search(text, at, at + room)
+        if url is None:
+            parts.append(text[at : at + room])
+            at += room
+            break
+        data = _DATA.match(text, url.end())
+        end = data.end() if data else url.end()
+        if end - url.end() < _SHORT:
+            part = text[at:end]
+        else:
+            size = end - url.end()
+            if url[2].endswith(";base64"):
+                size = size * 3 // 4
+            part = f"{text[at : url.start()]}[{url[1]}, {size:,} bytes left out]"
+        parts.append(part)
+        room -= len(part)
+        at = end
+    return "".join(parts), at >= len(text)
 
 
 class _Reader:
@@ -78,6 +112,8 @@ class _Reader:
                 continue
             at = tag.end()
             name = (tag["name"] or "").lower()
+            if not self._dropped:
+                self._line += _NOTE.findall(tag[0])
             if name in _RAW and not tag["close"]:
                 closing = _RAW[name].search(html, at)
                 at = closing.start() if closing else len(html)

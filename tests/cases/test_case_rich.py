@@ -45,6 +45,41 @@ async def test_an_object_with_only_html_is_shown_by_its_text(session: Session) -
     assert call.result["text/html"] == "<p>one<p>two"
 
 
+async def test_sound_is_named_and_its_data_is_in_the_event(session: Session) -> None:
+    make = "import array\nfrom IPython.display import *\n"
+    make += "sound = Audio(array.array('h', range(20_000)).tobytes(), rate=8000)\n"
+    for call in (await session.run(make + "sound"), await session.run("display(sound)")):
+        assert "[audio/wav, 40," in call.text
+        assert "base64" not in call.text
+        assert len(call.text) < 200
+        (event,) = [event for event in await outputs(session, call) if "data" in event.data]
+        assert len(event.data["data"]["text/html"]) > 50_000
+
+
+@pytest.mark.parametrize(
+    ("code", "names"),
+    [
+        ("IFrame('https://example.org', 100, 100)", "text/html"),
+        ("Image(url='https://example.org/a.png')", "text/html"),
+        ("SVG('<svg xmlns=\"http://www.w3.org/2000/svg\"/>')", "image/svg+xml"),
+        ("Javascript('1')", "application/javascript"),
+    ],
+)
+async def test_what_has_no_text_is_named_beside_its_repr(
+    session: Session, code: str, names: str
+) -> None:
+    await session.run("from IPython.display import *")
+    for call in (await session.run(code), await session.run(f"display({code})")):
+        first, note = call.text.removeprefix("=> ").splitlines()
+        assert first.startswith("<IPython.")
+        assert note.startswith(f"[not shown, whole in its event: {names}, ")
+
+
+async def test_a_display_of_an_unknown_type_alone_is_named(session: Session) -> None:
+    call = await session.run("display({'application/x-odd': 'abc'}, raw=True)")
+    assert call.text == "[not shown, whole in its event: application/x-odd, 3 characters]"
+
+
 @pytest.mark.needs("data")
 async def test_a_data_frame_is_its_table_within_the_budget(session: Session) -> None:
     call = await session.run("import pandas\npandas.DataFrame({'a': [1, 2], 'b': ['x', 'y']})")
