@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     )
     from replsvc.extension.context import SetupContext, ToolContext
     from replsvc.extension.contract import Extension
+    from replsvc.extension.hooks import Block, HookContext, Hooks, ToolCallEvent
     from replsvc.extension.quote import quote
     from replsvc.extension.results import Image, ToolResult
     from replsvc.extension.secret import Secret
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AlreadyAnsweredError",
     "BackendUnavailableError",
+    "Block",
     "Call",
     "CallRequest",
     "Config",
@@ -71,6 +73,8 @@ __all__ = [
     "ExtensionDisposeError",
     "ExtensionError",
     "ExtensionSetupError",
+    "HookContext",
+    "Hooks",
     "Image",
     "InvalidInputError",
     "IsolationUnavailableError",
@@ -95,6 +99,7 @@ __all__ = [
     "StartupTimeoutError",
     "StorageError",
     "Tool",
+    "ToolCallEvent",
     "ToolContext",
     "ToolResult",
     "quote",
@@ -109,6 +114,10 @@ _HOMES = {
     "Environment": "config",
     "Event": "calls",
     "Extension": "extension.contract",
+    "Block": "extension.hooks",
+    "HookContext": "extension.hooks",
+    "Hooks": "extension.hooks",
+    "ToolCallEvent": "extension.hooks",
     "Image": "extension.results",
     "Limits": "config",
     "Mount": "session_values",

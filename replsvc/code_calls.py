@@ -133,6 +133,8 @@ def _failure(call: Call) -> ToolAnswer:
     if call.cause is not None and call.cause.kind == "invalid_input":
         problems = call.cause.message.removeprefix(f"Invalid input for {call.tool}: ")
         return _error("InvalidInput", f"invalid input: {problems}")
+    if call.cause is not None and call.cause.kind == "veto":
+        return _error("ToolBlocked", call.cause.message)
     return _error(_TYPES.get(call.status, "ToolError"), call.text)
 
 

@@ -36,6 +36,9 @@ class Limits(Section):
     setup_timeout_s: float | None = Field(
         default=30.0, gt=0, description="each extension's setup code"
     )
+    hook_timeout_s: float = Field(
+        default=10.0, gt=0, description="each handler of an extension's hooks"
+    )
     startup_timeout_s: float = Field(
         default=60.0, gt=0, description="a kernel, from launch to ready"
     )

@@ -1,8 +1,8 @@
 """One call from its start event to its end event, in the order of extensions.md rule 17.
 
-`run_call` reads top to bottom: lookup, validation, (policy and approval: their place is marked by
-where they will stand), execution, result, log. An unknown tool or invalid input starts and ends a
-call and runs nothing. The service's own faults leave as exceptions; everything else is a `Call`.
+`run_call` reads top to bottom: lookup, validation, policy, (approval: its place is marked by where
+it will stand), execution, result, log. An unknown tool or invalid input starts and ends a call and
+runs nothing. The service's own faults leave as exceptions; everything else is a `Call`.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ from replsvc.interaction import Interaction
 from replsvc.kernel_slot import Started
 from replsvc.lasting import Lasting, outputs
 from replsvc.output import clip, mime_text, result_text, tokens_estimate
+from replsvc.policy import decide
 from replsvc.recorder import Recorder
 from replsvc.redaction import Redactor
 from replsvc.run import Run, Turns, work_for
@@ -131,6 +132,7 @@ class Outcome:
     hint: str | None = None
     hits: tuple[Cause, ...] = ()
     made: Made = NO_FILES
+    terminate: bool = False
 
 
 async def run_call(run: Run, host: Host) -> None:
@@ -143,7 +145,7 @@ async def run_call(run: Run, host: Host) -> None:
         if bound is not None:
             await run_tool(run, host, bound)
             return
-        refusal = _refusal(run, host)
+        refusal = _refusal(run, host) or await _veto(run, host)
         outcome = refusal if refusal is not None else await _execute_repl(run, host)
         assert run.log is not None
         # Durable before anyone is told.
@@ -163,7 +165,7 @@ def _refusal(run: Run, host: Host) -> Outcome | None:
             f"Tools: {', '.join(known)}.",
         )
     try:
-        value = repl.ReplInput.model_validate(run.request.input)
+        value = repl.ReplInput.model_validate(run.input)
     except ValidationError as error:
         problems = "; ".join(
             f"{'.'.join(map(str, item['loc'])) or 'input'}: {item['msg']}"
@@ -178,6 +180,24 @@ def _refusal(run: Run, host: Host) -> Outcome | None:
             "write large data to a file and read it.",
         )
     return None
+
+
+async def _veto(run: Run, host: Host) -> Outcome | None:
+    """Policy: why the code does not run; else `run.input` is what runs."""
+    if run.resumes:
+        return None  # it was decided on when it began
+    verdict = await decide(run, host, run.input)
+    if verdict.is_stopped:
+        return Outcome("cancelled", "[cancelled before it started; nothing ran]")
+    if verdict.block is not None:
+        cause = Cause(kind="veto", message=verdict.reason)
+        terminate = verdict.block.terminate
+        text = result_text(verdict.reason, None, (), status="blocked")
+        return Outcome("blocked", text, cause=cause, terminate=terminate)
+    if verdict.input is run.input:
+        return None
+    run.input = verdict.input
+    return _refusal(run, host)
 
 
 def _refused(kind: str, message: str) -> Outcome:
@@ -220,7 +240,7 @@ async def _execute_repl(run: Run, host: Host) -> Outcome:
         tools, call_tool = tools_of(run, host)
         end = await run_cell(
             started.kernel,
-            run.request.input["code"],
+            run.input["code"],
             cell_id=run.id,
             env=run.request.env,
             timeout_s=timeout_s,
@@ -250,7 +270,7 @@ async def _execute_repl(run: Run, host: Host) -> Outcome:
         info = recorder.error(failure, has_guest=started.kernel.info.has_guest)
     hint = None
     if started.kernel.info.has_guest:
-        hint = await _hint(host, run.request.input["code"], info, output.text)
+        hint = await _hint(host, run.input["code"], info, output.text)
     hits: tuple[Cause, ...] = ()
     # To ask costs more than a quick cell that went well, and nothing can have happened in one.
     if not end.state_lost and (info is not None or end.execution_s >= SLOW_S):
@@ -383,6 +403,7 @@ def _call(run: Run, host: Host, outcome: Outcome) -> Call:
         execution_count=reply.execution_count if reply is not None else None,
         artifacts=outcome.made.artifacts,
         artifacts_complete=outcome.made.complete,
+        terminate=outcome.terminate,
         created_at=run.created_at,
         started_at=run.started_at,
         duration_ms=round((now - begun) * 1e3, 3),

@@ -7,7 +7,7 @@ import json
 from collections import deque
 from contextvars import ContextVar
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -52,6 +52,8 @@ class Run:
         parent: Run | None = None,
     ) -> None:
         self.id, self.session_id, self.request = id_, session_id, request
+        self.input: dict[str, Any] = request.input
+        """What runs: the request's, unless a hook has changed it."""
         self.parent = parent
         """The call, of this session or another, whose code or handler asked for this one."""
         self.title = str(request.input.get("title", ""))[:200]

@@ -1,8 +1,8 @@
 """One call of an extension's tool, in the order of extensions.md rule 17.
 
-`run_tool` reads top to bottom: prepare, validation, execution, output validation, truncation. An
-input that is refused runs nothing. Whatever the handler does is the call's end, never a fault of
-the service.
+`run_tool` reads top to bottom: prepare, validation, policy, execution, output validation,
+truncation. An input that is refused runs nothing. Whatever the handler does is the call's end,
+never a fault of the service.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from replsvc.extension.context import ToolContext
 from replsvc.extension.results import Checked, Image, ResultError, checked, encoded, json_text
 from replsvc.extension.runtime import BoundTool, Runtime
 from replsvc.output import Picture, Unshown, clip, fit, result_text, tokens_estimate
+from replsvc.policy import PolicyHost, Verdict, decide
 from replsvc.redaction import Redactor
 from replsvc.run import Run
 
@@ -51,7 +52,7 @@ _NOTHING = object()
 log = structlog.get_logger("replsvc.tools")
 
 
-class ToolHost(Protocol):
+class ToolHost(PolicyHost, Protocol):
     """What a tool's call needs of its session."""
 
     @property
@@ -127,6 +128,31 @@ async def _checked_input(run: Run, host: ToolHost, bound: BoundTool) -> BaseMode
             return _invalid(tool.name, f"{given.ename}: {given.evalue[:MAX_MESSAGE_CHARS]}")
         if not isinstance(given, dict):
             return _invalid(tool.name, f"prepare returned a {type(given).__qualname__}, not a dict")
+    value = _validated(run, host, bound, given)
+    if isinstance(value, End):
+        return value
+    verdict = await decide(run, host, given)
+    if verdict.is_stopped:
+        return _stopped(run, bound)
+    if verdict.block is not None:
+        return _blocked(verdict)
+    # What the handlers left is what runs, and not before it is valid.
+    return value if verdict.input is given else _validated(run, host, bound, verdict.input)
+
+
+def _blocked(verdict: Verdict) -> End:
+    assert verdict.block is not None
+    return End(
+        "blocked",
+        Checked((verdict.reason,), terminate=verdict.block.terminate),
+        cause=Cause(kind="veto", message=verdict.reason),
+    )
+
+
+def _validated(
+    run: Run, host: ToolHost, bound: BoundTool, given: dict[str, Any]
+) -> BaseModel | End:
+    tool = bound.tool
     try:
         return tool.shape.model.model_validate(given)
     except ValidationError as error:

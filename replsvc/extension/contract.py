@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 from pydantic import BaseModel
 
 from replsvc.extension.context import SetupContext, ToolContext
+from replsvc.extension.hooks import Block, HookContext, Hooks, ToolCallEvent
 from replsvc.extension.issues import extension_error, shown
 from replsvc.extension.results import Image, ToolResult
 from replsvc.extension.secret import Secret
@@ -26,13 +27,17 @@ from replsvc.extension.signature import is_model
 from replsvc.extension.tools import Tool, tool, types_problem
 
 __all__ = [
+    "Block",
     "Code",
     "Extension",
+    "HookContext",
+    "Hooks",
     "Image",
     "Quoted",
     "Secret",
     "SetupContext",
     "Tool",
+    "ToolCallEvent",
     "ToolContext",
     "ToolResult",
     "tool",
@@ -89,6 +94,7 @@ class Extension:
       and `code` and `description` may be functions that take them.
     - `setup` gives a resource, once a session: tools find it in `ctx.resource`. `dispose` ends it
       when the session does, however that is. As an async generator it does both.
+    - `hooks` have a say in what happens in the session.
     - `dependencies` are extensions that this one needs, in the form that they are listed in: they
       come before it.
     - `provides` are classes that the resource is an instance of: to those that depend on this
@@ -109,15 +115,18 @@ class Extension:
     options: type[BaseModel] | None = None
     setup: Setup | None = None
     dispose: Callable[[Any], object] | None = None
+    hooks: Hooks | None = None
     # Neither repr nor hash follows it: a chain may be long.
     dependencies: Sequence[object] = field(default=(), repr=False, hash=False)
     provides: Sequence[type] = ()
 
     def __post_init__(self) -> None:
         issues = []
-        given = (self.code, self.description, self.setup)
+        given = (self.code, self.description, self.setup, self.hooks)
         if all(one is None for one in given) and not self.tools and not self.dependencies:
-            issues.append("an Extension needs code, a description, tools, setup or dependencies")
+            issues.append(
+                "an Extension needs code, a description, tools, setup, hooks or dependencies"
+            )
         of_opts = self.options is not None
         if not (of_opts and callable(self.code)) and (problem := code_problem(self.code)):
             issues.append(f"code {problem}")
@@ -164,6 +173,9 @@ class Extension:
             problems.append(
                 f"dependencies must be a sequence of extensions, not {shown(self.dependencies)}"
             )
+        hooks: object = self.hooks
+        if not isinstance(hooks, Hooks | None):
+            problems.append(f"hooks must be Hooks(...), not {shown(hooks)}")
         if problem := types_problem(self.provides):
             problems.append(f"provides {problem}")
         return problems

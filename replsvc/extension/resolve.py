@@ -27,6 +27,7 @@ from replsvc.extension.source import SourceError, setup_code
 
 if TYPE_CHECKING:
     from replsvc.extension.contract import Code, Setup
+    from replsvc.extension.hooks import Hooks
     from replsvc.extension.tools import Tool
     from replsvc_kernels.messages import SetupCode
 
@@ -56,6 +57,7 @@ class ResolvedExtension:
     acquire: Setup | None = None
     dispose: Callable[[Any], object] | None = None
     provides: tuple[type, ...] = ()
+    hooks: Hooks | None = None
 
 
 def resolve(
@@ -180,6 +182,7 @@ def _resolved(item: Item, surroundings: Surroundings | None) -> ResolvedExtensio
         acquire=thing.setup if isinstance(thing, Extension) else None,
         dispose=thing.dispose if isinstance(thing, Extension) else None,
         provides=tuple(thing.provides) if isinstance(thing, Extension) else (),
+        hooks=thing.hooks if isinstance(thing, Extension) else None,
     )
 
 

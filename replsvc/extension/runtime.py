@@ -46,6 +46,13 @@ class Runtime:
                 for tool in extension.tools
             }
         )
+        self.on_tool_call = tuple(
+            (extension, handler)
+            for extension in extensions
+            if extension.hooks is not None
+            for handler in extension.hooks.tool_call
+        )
+        """Who decides on calls, in the order of asking."""
         self.specs = tuple(spec_of(bound.tool) for bound in self.tools.values())
         """What code in the kernel is told of them; always the same object."""
 

@@ -34,10 +34,10 @@ def issues_of(**fields: Any) -> list[str]:
 
 def test_an_extension_needs_code_or_description() -> None:
     assert issues_of() == [
-        "Extension: an Extension needs code, a description, tools, setup or dependencies"
+        "Extension: an Extension needs code, a description, tools, setup, hooks or dependencies"
     ]
     assert issues_of(name="x") == [
-        "Extension 'x': an Extension needs code, a description, tools, setup or dependencies"
+        "Extension 'x': an Extension needs code, a description, tools, setup, hooks or dependencies"
     ]
 
 
@@ -103,7 +103,7 @@ def test_fields_go_by_keyword_only() -> None:
         Extension("x = 1")  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("field", ["hooks"])
+@pytest.mark.parametrize("field", ["commands"])
 def test_the_fields_of_later_forms_are_not_taken_in_silence(field: str) -> None:
     with pytest.raises(TypeError, match=field):
         Extension(code="", **{field: []})  # type: ignore[arg-type]

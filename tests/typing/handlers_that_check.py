@@ -7,7 +7,19 @@ from typing import assert_type
 
 from pydantic import BaseModel
 
-from replsvc import Extension, Image, SetupContext, Tool, ToolContext, ToolResult, tool
+from replsvc import (
+    Block,
+    Extension,
+    HookContext,
+    Hooks,
+    Image,
+    SetupContext,
+    Tool,
+    ToolCallEvent,
+    ToolContext,
+    ToolResult,
+    tool,
+)
 
 
 class Note(BaseModel):
@@ -66,3 +78,15 @@ Extension(
     setup=lambda ctx: [ctx.session.id],
     dispose=list.clear,
 )
+
+
+async def gate(event: ToolCallEvent, ctx: HookContext) -> Block | None:
+    return Block(event.tool) if event.source == "kernel" else None
+
+
+def watch(event: ToolCallEvent, ctx: HookContext) -> None:
+    ctx.logger.info(event.call_id)
+
+
+Extension(hooks=Hooks(tool_call=gate))
+Extension(hooks=Hooks(tool_call=[gate, watch]))

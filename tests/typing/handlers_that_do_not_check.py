@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from pydantic import BaseModel
 
-from replsvc import Extension, Image, ToolContext, ToolResult, tool
+from replsvc import (
+    Extension,
+    HookContext,
+    Hooks,
+    Image,
+    ToolCallEvent,
+    ToolContext,
+    ToolResult,
+    tool,
+)
 
 
 class Note(BaseModel):
@@ -44,3 +53,10 @@ def wrong_service(ctx: ToolContext) -> str:
 tool(handler=wrong_service, services=["Counter"])  # refused: list-item
 Extension(setup=list)  # refused: arg-type
 Extension(provides=[Counter()])  # refused: list-item
+
+
+def says_yes(event: ToolCallEvent, ctx: HookContext) -> bool:
+    return True
+
+
+Hooks(tool_call=says_yes)  # refused: arg-type
