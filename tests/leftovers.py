@@ -38,6 +38,11 @@ def _ours(pid: int, places: Sequence[bytes]) -> str | None:
     try:
         status = (proc / "status").read_text().splitlines()
         command = (proc / "cmdline").read_bytes()
+        # In the middle of an exec it has memory, but neither a command nor an environment yet.
+        while not command and any(line.startswith("VmSize:") for line in status):
+            os.sched_yield()
+            status = (proc / "status").read_text().splitlines()
+            command = (proc / "cmdline").read_bytes()
         # What has ended has none, and is of interest only when it waits for us.
         child = f"PPid:\t{os.getpid()}" in status
         environment = b"" if child else (proc / "environ").read_bytes()

@@ -99,3 +99,24 @@ async def test_a_memory_error_of_python_itself_is_an_ordinary_error(session: Ses
     call = await session.run("x = bytearray(1 << 62)")
     assert call.text.endswith("MemoryError")
     assert (await session.run("1")).text == "=> 1"
+
+
+STRIKE = """
+import gc, os, signal
+def strike(lines):
+    if lines and lines[0].startswith('never'): os.kill(os.getpid(), signal.SIGINT)
+    return lines
+get_ipython().input_transformers_cleanup.append(strike)
+"""
+
+
+async def test_an_interrupt_before_the_code_starts_leaves_nothing_in_a_later_cell(
+    session: Session,
+) -> None:
+    await session.run(STRIKE)
+    call = await session.run("never = 1\nprint('not reached')")
+    assert call.error is not None
+    assert call.error.ename == "KeyboardInterrupt"
+    assert "reached" not in call.output.text
+    assert "awaited" not in call.text
+    assert (await session.run("_ = gc.collect(); 'never' in globals()")).text == "=> False"

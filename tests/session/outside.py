@@ -83,7 +83,8 @@ async def watched(coordinator: Coordinator, neighbour: Session) -> AsyncIterator
             assert neighbour.id in {info.id for info in infos}
             told += 1
             first.set()
-            assert (await neighbour.run("6 * 7")).text == "=> 42"
+            call = await neighbour.run("6 * 7")
+            assert call.text == "=> 42", call
 
     # The first one asks the environment what it has, once, which takes what starting a Python does.
     await neighbour.info()

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import resource
 import signal
@@ -188,6 +189,9 @@ class GuestKernel(IPythonKernel):
 
             with compat.no_running_loop():
                 result, error = self.interrupts.run(run)
+            if inspect.getcoroutinestate(running) == inspect.CORO_CREATED:
+                # An interrupt came first. Left alone it would warn, in a later cell's output.
+                running.close()
             late = None
         if error is None and result is not None:
             error = result.error_before_exec or result.error_in_exec
