@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Protocol
@@ -81,28 +82,33 @@ async def decide(run: Run, host: PolicyHost, given: dict[str, Any]) -> Verdict:
         source=_source(run),
         input=copy.deepcopy(given),
     )
-    text = json.dumps(given)
-    for extension, handler in hooks:
-        said: Any = handlers.Raised(
-            TimeoutError(f"it did not decide within {host.limits.hook_timeout_s:g} s")
-        )
-        with run.control.listening(trio.current_time() + host.limits.hook_timeout_s):
-            context = _context(host, extension, run)
-            said = await handlers.call(partial(handler, event, context), host.runtime.threads)
-        if run.control.stopped is not None:
-            return Verdict(given, is_stopped=True)
-        if (block := _block(run, host, extension, said)) is not None:
-            reason = host.redactor.text(block.reason)[:MAX_REASON_CHARS]
-            return Verdict(given, Block(reason, block.terminate is True), extension.name)
-        left = _text_of(event.input)
-        if isinstance(left, Exception):
-            block = _block(run, host, extension, handlers.Raised(left))
-            assert block is not None
-            return Verdict(given, block, extension.name)
-        if left != text:
-            text = left
-            _tell(run, host, "update", changed_by=extension.name, input=event.input)
-    return Verdict(event.input)
+    text, limit_s = json.dumps(given), host.limits.hook_timeout_s
+    asked: ResolvedExtension | None = None
+    verdict: Verdict | None = None
+    with run.control.listening(math.inf):
+        for extension, handler in hooks:
+            run.control.move(trio.current_time() + limit_s)
+            asked = extension
+            said = await handlers.call(
+                partial(handler, event, _context(host, extension)), host.runtime.threads
+            )
+            asked = None
+            verdict = _said(run, host, extension, given, said)
+            if verdict is not None:
+                break
+            left = _text_of(event.input)
+            if isinstance(left, Exception):
+                verdict = _undecided(run, host, extension, given, left)
+                break
+            if left != text:
+                text = left
+                _tell(run, host, "update", changed_by=extension.name, input=event.input)
+    if run.control.stopped is not None:
+        return Verdict(given, is_stopped=True)
+    if asked is not None:
+        late = TimeoutError(f"it did not decide within {limit_s:g} s")
+        verdict = _undecided(run, host, asked, given, late)
+    return verdict or Verdict(event.input)
 
 
 def _text_of(changed: object) -> str | Exception:
@@ -121,30 +127,55 @@ def _source(run: Run) -> Literal["client", "kernel", "extension"]:
     return "kernel" if run.parent.request.tool == repl.NAME else "extension"
 
 
-def _context(host: PolicyHost, extension: ResolvedExtension, run: Run) -> HookContext:
-    resources = host.runtime.resources
-    return HookContext(
-        session=host.runtime.session,
-        options=extension.options,
-        logger=log.bind(session=host.id, call=run.id, extension=extension.name),
-        service=partial(resources.service, extension),
-        resource=resources.of(extension),
-    )
+def _context(host: PolicyHost, extension: ResolvedExtension) -> HookContext:
+    """One a session: nothing in it is of one call."""
+    known = host.runtime.hook_contexts
+    if extension.name not in known:
+        resources = host.runtime.resources
+        known[extension.name] = HookContext(
+            session=host.runtime.session,
+            options=extension.options,
+            logger=log.bind(session=host.id, extension=extension.name),
+            service=partial(resources.service, extension),
+            resource=resources.of(extension),
+        )
+    return known[extension.name]
 
 
-def _block(run: Run, host: PolicyHost, extension: ResolvedExtension, said: Any) -> Block | None:
-    if said is None or isinstance(said, Block):
-        return said
+def _said(
+    run: Run, host: PolicyHost, extension: ResolvedExtension, given: dict[str, Any], said: Any
+) -> Verdict | None:
+    """What a handler's answer means; None: the next one is asked."""
+    if said is None:
+        return None
+    if isinstance(said, Block):
+        reason = host.redactor.text(said.reason)[:MAX_REASON_CHARS]
+        return Verdict(given, Block(reason, said.terminate is True), extension.name)
     if isinstance(said, handlers.Raised):
-        why = said.summary
-        traceback = host.redactor.text(said.traceback())
-    else:
-        why, traceback = f"it returned a {type(said).__qualname__}, not a Block or None", ""
+        return _undecided(run, host, extension, given, said.error)
+    wrong = TypeError(f"it returned a {type(said).__qualname__}, not a Block or None")
+    return _undecided(run, host, extension, given, wrong)
+
+
+def _undecided(
+    run: Run,
+    host: PolicyHost,
+    extension: ResolvedExtension,
+    given: dict[str, Any],
+    error: BaseException,
+) -> Verdict:
+    raised = handlers.Raised(error)
     log.warning(
-        "no decision", session=host.id, call=run.id, extension=extension.name, traceback=traceback
+        "no decision",
+        session=host.id,
+        call=run.id,
+        extension=extension.name,
+        traceback=host.redactor.text(raised.traceback()),
     )
+    why = host.redactor.text(raised.summary)[:MAX_REASON_CHARS]
+    reason = f"The extension {extension.name} could not decide on this call: {why}"
     _tell(run, host, "extension_error", extension=extension.name, event="tool_call", error=why)
-    return Block(f"The extension {extension.name} could not decide on this call: {why}")
+    return Verdict(given, Block(reason), extension.name)
 
 
 def _tell(

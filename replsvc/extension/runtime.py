@@ -11,6 +11,7 @@ import trio
 
 from replsvc.extension.context import SessionView
 from replsvc.extension.handlers import MAX_THREADS
+from replsvc.extension.hooks import HookContext
 from replsvc.extension.in_code import spec_of
 from replsvc.extension.resolve import ResolvedExtension
 from replsvc.extension.resources import Resources
@@ -53,6 +54,8 @@ class Runtime:
             for handler in extension.hooks.tool_call
         )
         """Who decides on calls, in the order of asking."""
+        self.hook_contexts: dict[str, HookContext] = {}
+        """What handlers are given, by their extension's name, once it has been needed."""
         self.specs = tuple(spec_of(bound.tool) for bound in self.tools.values())
         """What code in the kernel is told of them; always the same object."""
 

@@ -473,3 +473,23 @@ async def test_updates_of_a_called_tool_are_the_childs_events(opens: Opens) -> N
             "update",
             "call_finished",
         ]
+
+
+async def test_a_flood_of_requests_starts_a_bounded_number_and_ends_with_its_cell(
+    opens: Opens,
+) -> None:
+    """Code that says what the guest says, without waiting for any answer."""
+    waits = Waits()
+    code = (
+        "say = get_ipython().kernel.bridge._say\n"
+        "for n in range(3_000):\n"
+        '    say("tool_request", b\'{"id":%d,"name":"t","arguments":{}}\' % (n + 1), False)\n'
+        "'the end'"
+    )
+    async with opens(made(waits), add) as session:
+        call = await session.run(code)
+        assert call.text == "=> 'the end'"
+        ended = await children(session, call)
+        assert 0 < len(ended) <= 256
+        assert {child.status for child in ended} == {"cancelled"}
+        assert (await session.run("tools.add(a=1)")).text == "=> 2"

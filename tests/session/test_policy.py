@@ -196,7 +196,7 @@ FAILING: dict[str, Callable[..., Any]] = {
     "KeyError: '[redacted]'": _raises,
     "SystemExit": _exits,
     "TimeoutError: it did not decide within 1 s": _hangs,
-    "it returned a bool, not a Block or None": lambda event, ctx: True,
+    "TypeError: it returned a bool, not a Block or None": lambda event, ctx: True,
     "ValueError: it left input that is no JSON: ": _leaves_no_json,
     "TypeError: it left a int as input, not a dict": _replaces,
 }
