@@ -167,8 +167,17 @@ def test_signals_reach_the_kernels_group_and_are_confirmed(reap: Any) -> None:
 
 
 def test_the_kernel_ignores_no_signal_that_its_parents_ignore(reap: Any) -> None:
-    reaper = reap("/bin/sh", "-c", "grep SigIgn /proc/self/status; grep SigBlk /proc/self/status")
-    reaper.hear()
+    ignored = {
+        number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGQUIT, signal.SIGUSR1)
+    }
+    try:
+        reaper = reap(
+            "/bin/sh", "-c", "grep SigIgn /proc/self/status; grep SigBlk /proc/self/status"
+        )
+        reaper.hear()
+    finally:
+        for number, handler in ignored.items():
+            signal.signal(number, handler)
     assert [int(reaper.line().split()[1], 16) for _ in range(2)] == [0, 0]
 
 

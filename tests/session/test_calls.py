@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -251,6 +252,25 @@ async def test_only_declared_environment_reaches_the_kernel(
         assert call.text == "=> (False, 'yes', True, 'dumb', '1')"
         call = await session.run("import subprocess; subprocess.run('env', shell=True)")
         assert "SECRET_OF_THE_COORDINATOR" not in call.text
+
+
+async def test_signals_that_the_service_was_started_without_are_none_that_code_has_to_miss(
+    make_config: Callable[..., Config],
+) -> None:
+    numbers = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+    try:
+        async with Coordinator(make_config()) as coordinator, coordinator.session() as session:
+            code = "import subprocess; print(subprocess.getoutput('cat /proc/self/status'))"
+            found = dict(
+                line.split(":\t", 1) for line in (await session.run(code)).output.text.splitlines()
+            )
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR2})
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert (int(found["SigIgn"], 16), int(found["SigBlk"], 16)) == (0, 0)
 
 
 async def test_our_own_modules_are_not_in_sight(session: Session) -> None:

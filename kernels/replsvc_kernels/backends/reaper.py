@@ -29,8 +29,8 @@ from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-# What we or Python ignore, the kernel must not inherit as ignored.
-DEFAULTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ)
+# What we ignore, or Python, or whoever started the service: the kernel must not inherit that.
+DEFAULTS = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
 SWEEP_PAUSE_S = 0.02
 
 

@@ -76,6 +76,14 @@ def _staging(own: str, needed: list[str]) -> str:
     return own
 
 
+def _heed_signals() -> None:
+    """What whoever started the service ignores or blocks, kernels must not: only Python's own."""
+    for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
 def _one_line(error: BaseException) -> str:
     if type(error) is RuntimeError or isinstance(error, _SPEAKING):
         return str(error)[:2_000]
@@ -102,6 +110,7 @@ class _Server:
             self._import(config.get("preload") or [])
         seccomp.program()
         namespaces.assert_one_thread()
+        _heed_signals()
         self._init = init.prepare()
         self._home = namespaces.open_own("pid")
         self._mounts = namespaces.open_own("mnt")
