@@ -113,7 +113,8 @@ class OutputInfo(Value):
 
     `text` is the model view; `total_bytes` and `total_lines` count the whole log, `artifact` is the
     id under which that log can be fetched. `truncated` is true when `text` leaves something out,
-    and `dropped_bytes` counts what even the log did not keep.
+    or an error's message was too long to be kept whole, and `dropped_bytes`
+    counts what even the log did not keep.
     """
 
     text: str = ""

@@ -268,6 +268,9 @@ async def _execute_repl(run: Run, host: Host) -> Outcome:
     info = None
     if failure is not None:
         info = recorder.error(failure, has_guest=started.kernel.info.has_guest)
+    lost = failure.left_out if failure is not None else 0
+    if lost:
+        output = output.model_copy(update={"truncated": True})
     hint = None
     if started.kernel.info.has_guest:
         hint = await _hint(host, run.input["code"], info, output.text)
@@ -277,6 +280,11 @@ async def _execute_repl(run: Run, host: Host) -> Outcome:
         hits = tuple(causes.hit_cause(hit) for hit in started.kernel.limits_hit())
     shown = [one for one in made.artifacts if one.source == "output" and one.kept]
     kept = [f"{one.mime_type} of {one.size:,} bytes is artefact {one.id}" for one in shown]
+    if lost:
+        kept.append(
+            f"{lost:,} characters of the error's message are kept nowhere; "
+            "catch the exception and write its text to a file to have them"
+        )
     notes = (*kept, *([hint] if hint is not None else []), *(hit.message for hit in hits))
     return Outcome(
         status,

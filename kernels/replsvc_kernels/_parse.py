@@ -58,6 +58,7 @@ def parse_failure(content: Mapping[str, Any], limits: Limits) -> Failure:
         tuple(text(line) for line in lines[: limits.max_traceback_lines])
         if isinstance(lines, list)
         else (),
+        count(content.get("left_out")) or 0,
     )
 
 

@@ -67,11 +67,15 @@ class ClearOutput:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An exception that user code raised, as the kernel reports it: names and traceback lines."""
+    """An exception that user code raised, as the kernel reports it: names and traceback lines.
+
+    `left_out` is how many characters of its message the kernel says that it did not send.
+    """
 
     ename: str
     evalue: str
     traceback: tuple[str, ...] = ()
+    left_out: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,3 +81,18 @@ async def test_terminal_colours_are_taken_out_of_output_and_errors(session: Sess
     call = await session.run(r"print('\x1b[31mred\x1b[0m'); raise ValueError('\x1b[1mbold\x1b[0m')")
     assert call.text.startswith("red\nTraceback")
     assert call.text.endswith("ValueError: bold")
+
+
+async def test_a_message_that_is_too_long_says_how_much_of_it_is_kept_nowhere(
+    session: Session,
+) -> None:
+    call = await session.run("raise ValueError('x' * 5_000_000)")
+    assert call.error is not None
+    assert len(call.error.evalue) < 21_000
+    assert call.output.truncated
+    assert "4,980,000 characters of the error's message are kept nowhere" in call.text
+    call = await session.run("raise ValueError('x' * 20_000)")
+    assert call.error is not None
+    assert call.error.evalue == "x" * 20_000
+    assert not call.output.truncated
+    assert "kept nowhere" not in call.text

@@ -216,6 +216,8 @@ class GuestKernel(IPythonKernel):
                 evalue=failure.evalue,
                 traceback=failure.lines,
             )
+            if failure.left_out:
+                content["left_out"] = failure.left_out
         return content
 
     def finish_metadata(self, parent: Any, metadata: Any, reply_content: Any) -> Any:

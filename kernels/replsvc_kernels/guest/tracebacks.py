@@ -41,11 +41,15 @@ _machinery: tuple[str, ...] = (
 
 
 class Failure(NamedTuple):
-    """An exception as text: its type's name, its message, and the lines of its traceback."""
+    """An exception as text: its type's name, its message, and the lines of its traceback.
+
+    `left_out` is how many characters of the message are in neither.
+    """
 
     ename: str
     evalue: str
     lines: list[str]
+    left_out: int = 0
 
 
 def hide_packages(*modules: Any) -> None:
@@ -72,7 +76,9 @@ def render(value: BaseException, tb: Any, *, only: bool = False) -> Failure:
         kept = MAX_LINES // 2
         gone = f"... {len(lines) - 2 * kept} lines left out ..."
         lines = [*lines[:kept], gone, *lines[-kept:]]
-    return Failure(plain(ename), _bounded(plain(evalue), MAX_TEXT), lines)
+    evalue = plain(evalue)
+    left_out = max(0, len(evalue) - MAX_TEXT)
+    return Failure(plain(ename), _bounded(evalue, MAX_TEXT), lines, left_out)
 
 
 def cut(tb: Any) -> None:
