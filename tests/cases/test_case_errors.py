@@ -96,3 +96,35 @@ async def test_a_message_that_is_too_long_says_how_much_of_it_is_kept_nowhere(
     assert call.error.evalue == "x" * 20_000
     assert not call.output.truncated
     assert "kept nowhere" not in call.text
+
+
+@pytest.mark.parametrize(
+    "fails",
+    [
+        "display(R())",
+        "get_ipython().run_line_magic('run', 'bad.py')",
+        "try: 1 / 0\nexcept ZeroDivisionError: get_ipython().showtraceback()",
+        "get_ipython().run_cell('1 / 0') and None",
+    ],
+)
+async def test_an_error_that_the_cell_survives_is_printed_and_the_cell_goes_on(
+    session: Session, fails: str
+) -> None:
+    await session.run(
+        "class R:\n    def __repr__(self): 1 / 0\nwith open('bad.py', 'w') as f: f.write('1 / 0')"
+    )
+    call = await session.run(f"{fails}\n5")
+    assert call.status == "ok"
+    lines = call.text.splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert lines[-2:] == ["ZeroDivisionError: division by zero", "=> 5"]
+    assert call.text.count("Traceback") == 1
+    assert (await session.run("6")).text == "=> 6"
+
+
+async def test_an_error_of_a_display_stands_in_its_place(session: Session) -> None:
+    await session.run("class R:\n    def __repr__(self): 1 / 0")
+    call = await session.run("print('a'); display(R()); print('b'); display(6)")
+    lines = call.text.splitlines()
+    assert lines[0] == "a"
+    assert lines[-3:] == ["ZeroDivisionError: division by zero", "b", "6"]

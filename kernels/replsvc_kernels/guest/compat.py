@@ -24,6 +24,7 @@ gone, that piece falls back to stock behaviour; nothing here may fail to import.
 - `_signal.signal`: the handler is set thrice a cell, and `signal.signal` makes enumerations of it.
 - `ZMQStream._rebuild_io_state`: looks at the socket again after a send that went past the stream.
 - `IPKernelApp._bind_socket`: a socket's address, for each transport.
+- `ZMQShellDisplayHook._hooks` (7): what is registered to change a value's message.
 - `Kernel._topic`: the prefix that subscribers of one kernel's messages know.
 - `asyncio._get_running_loop`: asks without raising.
 - `atexit._run_exitfuncs`: handlers run without waiting for user threads, as a kernel's end can't.
@@ -33,6 +34,7 @@ Our classes override some, and where these are gone the stock ones do their work
 - `InteractiveShell._showtraceback`, which keeps `._last_traceback`: every error's way out.
 - `InteractiveShell._exiter_default`: what `exit` and `quit` are.
 - `ProfileDir._location_changed`: makes directories.
+- `ZMQDisplayPublisher._flush_streams`: raises with whatever a cell has put for `sys.stdout`.
 """
 
 from __future__ import annotations

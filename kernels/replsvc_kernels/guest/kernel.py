@@ -19,7 +19,7 @@ from ipykernel.ipkernel import IPythonKernel
 from traitlets import Any as AnyTrait
 from traitlets import Type
 
-from . import brief, compat, history
+from . import brief, compat, history, replaced
 from .asking import Asker
 from .bridge import Bridge
 from .capture import Cell
@@ -52,12 +52,16 @@ class GuestKernel(IPythonKernel):
         self.asker = Asker(self)
         self.bridge = Bridge(self)
         self.setups = Setups(self.shell)
+        self._lent = replaced.Lent()
 
     async def dispatch_shell(self, msg: Any, *args: Any, **options: Any) -> None:
         """Handle one request: our host's cells in `brief`, all others as the base class does."""
         request = None if compat.is_aborting(self) else brief.read(msg, self.session)
         if request is None:
-            await super().dispatch_shell(msg, *args, **options)
+            try:
+                await super().dispatch_shell(msg, *args, **options)
+            finally:
+                self._lent.end()
         else:
             await brief.run(self, request)
 
@@ -112,6 +116,8 @@ class GuestKernel(IPythonKernel):
             self._leave_child(error)
             environment.leave()
             self._end()
+        if not asked.get("brief"):
+            self._lent.begin()
         compat.forget_outputs(self.shell)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         self._usage = {"cpu_s": time.process_time() - cpu, "max_rss": peak}
@@ -137,6 +143,7 @@ class GuestKernel(IPythonKernel):
             self._end()
         if error is not None:
             reply = self.setups.describe(error)
+        self._lent.begin()
         reply["duration_s"] = time.monotonic() - started
         self.session.send(stream, "setup_reply", reply, parent, ident)
 
@@ -208,6 +215,9 @@ class GuestKernel(IPythonKernel):
             "payload": shell.payload_manager.read_payload(),
         }
         shell.payload_manager.clear_payload()
+        if error is None and shell.failure is not None and not self.is_child():
+            # of a cell that the cell ran
+            replaced.say("\n".join(shell.failure.lines))
         if error is not None and not self.is_child():
             failure = shell.failure or shell.report(error, error.__traceback__)
             content.update(

@@ -24,7 +24,7 @@ from IPython.core.error import TryNext, UsageError
 from IPython.core.profiledir import ProfileDir
 from traitlets import Type, default, observe
 
-from . import compat
+from . import compat, replaced
 from .capture import current
 from .figures import PLAIN, DisplayFormatter
 from .plain import is_plain, names_nothing
@@ -108,6 +108,9 @@ class DisplayPublisher(_ByCell, ZMQDisplayPublisher):
         ):
             super().publish(data, metadata, **options)
 
+    def _flush_streams(self) -> None:
+        replaced.flush()
+
 
 class DisplayHook(_ByCell, ZMQShellDisplayHook):
     """The last expression's value, for its own cell."""
@@ -121,6 +124,18 @@ class DisplayHook(_ByCell, ZMQShellDisplayHook):
             format_dict = {PLAIN: format_dict[PLAIN]} if PLAIN in format_dict else {}
             md_dict = {}
         super().write_format_data(format_dict, md_dict)
+
+    def finish_displayhook(self) -> None:
+        """Publish the value. The base class would flush, and lose it to a stream that can't."""
+        replaced.flush()
+        message, self.msg = self.msg, None
+        if not message or not message["content"]["data"] or self.session is None:
+            return
+        for hook in getattr(self, "_hooks", ()):
+            message = hook(message)
+            if message is None:
+                return
+        self.session.send(self.pub_socket, message, ident=self.topic)
 
     def quiet(self) -> Any:
         """Whether the cell ends in a semicolon; the base class tokenizes it to know."""
@@ -147,6 +162,7 @@ class GuestShell(compat.QuietShell, ZMQInteractiveShell):
     display_pub_class = Type(DisplayPublisher)
     failure: Failure | None = None
     display_failed = False
+    _running: Any = None
 
     @default("exiter")
     def _exiter_default(self) -> Any:
@@ -177,8 +193,13 @@ class GuestShell(compat.QuietShell, ZMQInteractiveShell):
 
     def begin_cell(self) -> None:
         """Forget the last cell's failure and figures."""
-        self.failure, self.display_failed = None, False
+        self.failure, self.display_failed, self._running = None, False, None
         self._figures.begin_cell()
+
+    def run_code(self, code_obj: Any, result: Any = None, **options: Any) -> Any:
+        """See the base class; `result` tells whether an error that is reported ended the cell."""
+        self._running = result
+        return super().run_code(code_obj, result, **options)
 
     @property
     def has_hooks(self) -> bool:
@@ -300,10 +321,13 @@ class GuestShell(compat.QuietShell, ZMQInteractiveShell):
             failure = render(evalue, None)._replace(lines=[str(line) for line in stb])
         if self.kernel.is_child():
             if not isinstance(evalue, SystemExit):
-                print("\n".join(failure.lines), file=sys.stderr)
+                replaced.say("\n".join(failure.lines))
             return
-        sys.stdout.flush()
-        sys.stderr.flush()
+        replaced.flush()
+        if self._goes_on() and not isinstance(current.get(None), StreamedCell):
+            self._last_traceback = failure.lines
+            replaced.say("\n".join(failure.lines))
+            return
         if self.kernel.capture is not None:
             self.kernel.capture.cell().sync()
         if getattr(self.displayhook, "msg", None) is not None:
@@ -317,6 +341,17 @@ class GuestShell(compat.QuietShell, ZMQInteractiveShell):
             {"ename": failure.ename, "evalue": failure.evalue, "traceback": failure.lines},
             hook.parent_header,
             ident=hook.topic.replace(b"execute_result", b"error") if hook.topic else None,
+        )
+
+    def _goes_on(self) -> bool:
+        """Whether the cell runs on after what is reported: a display, or `%run`, has failed.
+
+        Its reply will not say it then, so it is printed.
+        """
+        return (
+            self._running is not None
+            and self._running.error_in_exec is None
+            and getattr(self.displayhook, "msg", None) is None
         )
 
     def system(self, cmd: str) -> None:
