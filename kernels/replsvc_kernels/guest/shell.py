@@ -125,6 +125,14 @@ class DisplayHook(_ByCell, ZMQShellDisplayHook):
             md_dict = {}
         super().write_format_data(format_dict, md_dict)
 
+    def cull_cache(self) -> None:
+        """Let go of the oldest values. The base class warns of it, in the output of some cell."""
+        shell: Any = self.shell
+        values = shell.user_ns.get("_oh", {})
+        for number in sorted(values)[: max(2, int(len(values) * self.cull_fraction))]:
+            shell.user_ns.pop(f"_{number}", None)
+            del values[number]
+
     def finish_displayhook(self) -> None:
         """Publish the value. The base class would flush, and lose it to a stream that can't."""
         replaced.flush()

@@ -19,6 +19,15 @@ def test_the_last_expression_is_the_result_and_only_user_cells_are_counted(guest
     assert (ran.value, ran.content["execution_count"]) == ("21", 2)
 
 
+def test_of_many_values_the_oldest_are_let_go_without_a_word(guest: Any) -> None:
+    guest.run("get_ipython().displayhook.cache_size = 10")
+    ran = [guest.run(f"{number}") for number in range(30)]
+    assert [one.value for one in ran] == [str(number) for number in range(30)]
+    assert not any(b"cache" in one.err.whole() for one in ran)
+    kept = guest.run("sorted(Out) == sorted(int(n[1:]) for n in dir() if n[1:].isdigit()), len(Out)")
+    assert kept.value == "(True, 10)"
+
+
 def test_a_reply_says_what_the_cell_used(guest: Any) -> None:
     usage = guest.run("sum(range(10**6))").reply["metadata"]["replsvc"]
     assert usage["cpu_s"] > 0
