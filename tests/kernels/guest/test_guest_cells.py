@@ -24,7 +24,9 @@ def test_of_many_values_the_oldest_are_let_go_without_a_word(guest: Any) -> None
     ran = [guest.run(f"{number}") for number in range(30)]
     assert [one.value for one in ran] == [str(number) for number in range(30)]
     assert not any(b"cache" in one.err.whole() for one in ran)
-    kept = guest.run("sorted(Out) == sorted(int(n[1:]) for n in dir() if n[1:].isdigit()), len(Out)")
+    kept = guest.run(
+        "sorted(Out) == sorted(int(n[1:]) for n in dir() if n[1:].isdigit()), len(Out)"
+    )
     assert kept.value == "(True, 10)"
 
 
