@@ -19,7 +19,7 @@ from ipykernel.ipkernel import IPythonKernel
 from traitlets import Any as AnyTrait
 from traitlets import Type
 
-from . import brief, compat, history, replaced
+from . import bounds, brief, compat, history, replaced
 from .asking import Asker
 from .bridge import Bridge
 from .capture import Cell
@@ -215,6 +215,9 @@ class GuestKernel(IPythonKernel):
             "payload": shell.payload_manager.read_payload(),
         }
         shell.payload_manager.clear_payload()
+        if content["payload"] and bounds.too_much(content["payload"], bounds.MAX_PAYLOAD_BYTES):
+            content["payload"] = []
+            replaced.say("[left out: the text for the next input is too large]")
         if error is None and shell.failure is not None and not self.is_child():
             # of a cell that the cell ran
             replaced.say("\n".join(shell.failure.lines))

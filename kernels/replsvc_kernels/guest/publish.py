@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
+import numbers
 import os
 import threading
 from collections import deque
 from typing import Any, Callable
 
 import zmq
-from jupyter_client.jsonutil import json_default
-from jupyter_client.session import Session, json_packer
+from jupyter_client.jsonutil import json_clean, json_default
+from jupyter_client.session import Session
 
-from . import compat
+from . import bounds, compat
 
 MAX_HELD_CHARS = 64 * 1024
+SHOWN = frozenset(("display_data", "update_display_data", "execute_result"))
+COMMS = frozenset(("comm_open", "comm_msg", "comm_close"))
 MARKED = frozenset(("display_data", "update_display_data", "execute_result", "clear_output"))
 
 _encode = json.JSONEncoder(
@@ -23,13 +27,20 @@ _encode = json.JSONEncoder(
 
 
 def pack(value: Any) -> bytes:
-    """JSON as bytes. Lone surrogates, which no JSON reader has to accept, are shown escaped."""
+    """JSON as bytes. Lone surrogates, which no JSON reader has to accept, are shown escaped.
+
+    NaN and infinities, which JSON lacks, are null, as a browser has it.
+    """
     try:
         return _encode(value).encode()
     except UnicodeEncodeError:
         return _encode(_scrub(value)).encode()
     except (TypeError, ValueError):
-        return json_packer(_scrub(value))
+        return _encode(json_clean(_scrub(value))).encode()
+
+
+def _plain(value: Any) -> Any:
+    return json.loads(pack(value))
 
 
 def _scrub(value: Any) -> Any:
@@ -38,6 +49,11 @@ def _scrub(value: Any) -> Any:
     if isinstance(value, dict):
         return {_scrub(key): _scrub(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
+        return [_scrub(item) for item in value]
+    if isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral):
+        number = float(value)
+        return number if math.isfinite(number) else None
+    if not isinstance(value, (int, bytes)) and hasattr(value, "__iter__"):
         return [_scrub(item) for item in value]
     return value
 
@@ -76,6 +92,17 @@ class GuestSession(Session):
             return None
         is_message = isinstance(msg_or_type, dict)
         kind = msg_or_type.get("msg_type") if is_message else msg_or_type
+        if kind in SHOWN:
+            if is_message:
+                shown = bounds.bounded(msg_or_type["content"], _plain)
+                msg_or_type = {**msg_or_type, "content": shown}
+            else:
+                content = bounds.bounded(content or {}, _plain)
+        elif kind in COMMS and not is_message:
+            room = bounds.MAX_BUNDLE_BYTES - sum(memoryview(part).nbytes for part in buffers or ())
+            why = bounds.too_much(content, room)
+            if why is not None:
+                raise ValueError(f"a widget's message can't be sent: it is {why}")
         if isinstance(stream, Publisher):
             asked = _id(msg_or_type["parent_header"] if is_message else parent)
             if asked is not None and asked == self._brief:
