@@ -1,4 +1,4 @@
-"""What processes of ended cells still write: into the log, as output of their cell, and bounded."""
+"""What ended cells still write and display: into the log, as output of their cell, and bounded."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 from replsvc.calls import Draft
+from replsvc.output.mime import part_size
 from replsvc.redaction import Redactor
 from replsvc.store.log import EventLog
 from replsvc_kernels.kernel import LastingKernel
-from replsvc_kernels.messages import Stream
+from replsvc_kernels.messages import BackgroundOutput, DisplayData, Stream
 
 if TYPE_CHECKING:
     from replsvc_kernels.kernel import Kernel
@@ -18,14 +19,25 @@ if TYPE_CHECKING:
 MAX_CELLS = 256
 # What was left out is said first at this many bytes, and then whenever it has doubled.
 FIRST_TOLD_BYTES = 64 * 1024
+# What a display counts for besides its data: so that even empty ones come to an end.
+DISPLAY_BYTES = 256
 
 
 class _Cell:
     """How much of one cell was kept, and left out."""
 
     def __init__(self) -> None:
-        self.kept = self.dropped = 0
-        self.tell_at = FIRST_TOLD_BYTES
+        self.kept = self._dropped = 0
+        self._tell_at = FIRST_TOLD_BYTES
+
+    def drop(self, size: int) -> dict[str, int]:
+        """So much is not kept; what is to be said of it now, if anything."""
+        self._dropped += size
+        if self._dropped < self._tell_at:
+            return {}
+        while self._tell_at <= self._dropped:
+            self._tell_at *= 2
+        return {"dropped_bytes": self._dropped}
 
 
 class BackgroundLog:
@@ -38,39 +50,48 @@ class BackgroundLog:
 
     async def run(self, kernel: Kernel) -> None:
         """Keep what comes until the kernel ends. Not reading is back-pressure: its writers wait."""
-        async for stream in kernel.background:
-            for draft in self._drafts(stream):
+        async for output in kernel.background:
+            for draft in self._drafts(output):
                 pending = self._log.append(self._session_id, [draft])
                 await self._log.room(self._session_id)
                 if isinstance(kernel, LastingKernel):
                     await pending.wait()
-                    kernel.keep(stream.cell)
+                    kernel.keep(output.cell)
 
-    def _drafts(self, stream: Stream) -> list[Draft]:
+    def _drafts(self, output: BackgroundOutput) -> list[Draft]:
+        cell = self._cells.pop(output.cell, None) or _Cell()
+        self._cells[output.cell] = cell
+        if len(self._cells) > MAX_CELLS:
+            self._cells.popitem(last=False)
+        if isinstance(output, Stream):
+            return self._written(output, cell)
+        return self._shown(output, cell)
+
+    def _written(self, stream: Stream, cell: _Cell) -> list[Draft]:
         key = f"{stream.cell}/{stream.name}"
         data = self._redactor.feed(key, stream.data) if self._redactor else stream.data
         place: dict[str, int] = {}
         if stream.upto is not None:
             place["upto"] = stream.upto - self._redactor.held(key)
-        cell = self._cells.pop(stream.cell, None) or _Cell()
-        self._cells[stream.cell] = cell
-        if len(self._cells) > MAX_CELLS:
-            self._cells.popitem(last=False)
         kept = data[: max(0, self._most_bytes - cell.kept)]
         cell.kept += len(kept)
-        cell.dropped += len(data) - len(kept)
-        told: dict[str, Any] = {}
-        if cell.dropped >= cell.tell_at:
-            told["dropped_bytes"] = cell.dropped
-            while cell.tell_at <= cell.dropped:
-                cell.tell_at *= 2
+        told = cell.drop(len(data) - len(kept))
         if not kept and not told:
             return []
-        return [
-            Draft(
-                kind="output",
-                call_id=stream.cell,
-                data={"type": "stream", "name": stream.name, "background": True, **place, **told},
-                blob=kept,
-            )
-        ]
+        said = {"type": "stream", "name": stream.name, **place, **told}
+        return [_draft(stream.cell, said, kept)]
+
+    def _shown(self, output: DisplayData, cell: _Cell) -> list[Draft]:
+        said = {"type": "update_display_data" if output.update else "display_data"}
+        size = sum(map(part_size, output.data.values())) + DISPLAY_BYTES
+        if size > self._most_bytes - cell.kept:
+            told = cell.drop(size)
+            return [_draft(output.cell, {**said, "data": {}, **told})] if told else []
+        cell.kept += size
+        shown = {"data": dict(output.data), "metadata": dict(output.metadata)}
+        clean = self._redactor.json(shown) if self._redactor else shown
+        return [_draft(output.cell, {**said, **clean, "display_id": output.display_id})]
+
+
+def _draft(cell: str, data: dict[str, Any], blob: bytes | None = None) -> Draft:
+    return Draft(kind="output", call_id=cell, data={**data, "background": True}, blob=blob)

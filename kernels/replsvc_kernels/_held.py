@@ -199,8 +199,7 @@ class HeldKernel(WireKernel, LastingKernel):
         """Go on with a pair that was held. Without its cell, what comes is background."""
         self._pairs[pair.cell], self._kept[pair.cell] = pair, kept
         if not running:
-            pair.sink = self._late_sink(pair)
-            self._pump.retire(pair)
+            self._let_go(pair)
 
     def _new_cell(self, cell: str, pair: Pair | None) -> WireCell:
         assert pair is not None
@@ -244,7 +243,7 @@ class HeldKernel(WireKernel, LastingKernel):
                     self._channels.request("control", "kept_request", content)
         if pair is not None:
             # What waits to be given out is not kept by anybody yet.
-            waits = any(late.cell == cell for late in self._late_backlog)
+            waits = self._late.is_of(cell)
             for pipe in pair.pipes:
                 assert isinstance(pipe, SpooledPipe)
                 if kept is not None:
@@ -255,7 +254,7 @@ class HeldKernel(WireKernel, LastingKernel):
 
     def _has_more(self, cell: str) -> bool:
         """Whether some of a cell's output may not have been kept yet."""
-        return cell in self._kept or any(late.cell == cell for late in self._late_backlog)
+        return cell in self._kept or self._late.is_of(cell)
 
     async def shutdown(self, grace_s: float) -> None:
         """See `WireKernel.shutdown`."""
@@ -287,7 +286,7 @@ class HeldKernel(WireKernel, LastingKernel):
         finally:
             for id_ in (again.request, key):
                 self._cells.pop(id_ or "", None)
-            self._leave(again, pair)
+            self._leave(again, pair, again.request or key)
 
     async def _find(self, cell: _HeldCell, code: str, pair: Pair, env: Mapping[str, str]) -> None:
         """Have the guest say again what it kept of a cell; run one that has never begun."""

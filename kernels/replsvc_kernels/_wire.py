@@ -11,7 +11,7 @@ import contextlib
 import signal
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -19,8 +19,17 @@ import trio
 
 from replsvc_kernels._cell import MAX_BUFFERED_BYTES, WireCell
 from replsvc_kernels._channels import Channels, Message
+from replsvc_kernels._late import EndedCell, Late
 from replsvc_kernels._merge import Merger
-from replsvc_kernels._parse import json_object, parse_failure, parse_last, parse_reply, text
+from replsvc_kernels._parse import (
+    count,
+    json_object,
+    parse_failure,
+    parse_last,
+    parse_output,
+    parse_reply,
+    text,
+)
 from replsvc_kernels._pipes import Pair, Pipe, Pump
 from replsvc_kernels._tools import ToolCalls, as_content
 from replsvc_kernels.backends.base import Process
@@ -34,6 +43,8 @@ from replsvc_kernels.kernel import (
     ProtocolViolation,
 )
 from replsvc_kernels.messages import (
+    BackgroundOutput,
+    DisplayData,
     Exit,
     LimitHit,
     Limits,
@@ -107,11 +118,9 @@ class WireKernel(Kernel):
         self._cells: dict[str, WireCell] = {}
         self._probes: dict[str, WireCell] = {}
         self._waiting: dict[str, Waiter] = {}
-        self._send_late, self._late = trio.open_memory_channel[Stream](0)
-        self._late_backlog: deque[Stream] = deque()
-        self._late_bytes = 0
+        self._late = Late()
         self._late_pairs: dict[int, Pair] = {}
-        self._late_wakeup, self._welcomed = trio.Event(), trio.Event()
+        self._welcomed = trio.Event()
         self._printed = bytearray() if printed is None else printed
         self._next: Pair | None = None
         self._told_tools: Sequence[ToolSpec] | None = ()
@@ -124,7 +133,7 @@ class WireKernel(Kernel):
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Read channels and pipes, and watch the process, until cancelled."""
-        async with self._send_late, trio.open_nursery() as nursery:
+        async with aclosing(self._late), trio.open_nursery() as nursery:
             if self._pump is not None:
                 nursery.start_soon(self._pump.run)
             nursery.start_soon(self._feed_late)
@@ -156,6 +165,11 @@ class WireKernel(Kernel):
             elif (cell := self._probes.get(message.parent)) is not None:
                 if message.content.get("execution_state") == "idle":
                     cell.idle()
+            elif (ended := self._late.cell_of(message.parent)) is not None:
+                output = parse_output(message)
+                if isinstance(output, DisplayData):
+                    mark = count(message.metadata.get("replsvc_mark"))
+                    self._late.show(ended, mark, output, message.size)
             elif message.type == "iopub_welcome":
                 self._welcomed.set()
             else:
@@ -229,50 +243,39 @@ class WireKernel(Kernel):
         del self._printed[:-PRINTED_BYTES]
         return True
 
-    def _add_late(self, outputs: list[Output], cell: str) -> None:
-        for output in outputs:
-            if isinstance(output, Stream):
-                late = replace(output, cell=cell, background=True)
-                self._late_backlog.append(late)
-                self._late_bytes += len(late.data)
-        if self._late_backlog:
-            self._late_wakeup.set()
-
     def _late_merger(self, pair: Pair) -> Merger:
         return Merger(self._nonce, pair.cell, turns=False)
 
-    def _late_sink(self, pair: Pair) -> Callable[[Pipe, bytes], bool]:
+    def _let_go(self, pair: Pair) -> EndedCell:
+        """The pair's cell has ended, and what comes now is background."""
         # Made here, not with the first bytes: one that counts them begins where the cell ended.
-        cell, merger = pair.cell, self._late_merger(pair)
+        ended = EndedCell(pair.cell, self._late_merger(pair))
 
         def sink(pipe: Pipe, data: bytes) -> bool:
-            self._add_late(merger.feed(pipe.name, data) if data else merger.flush(), cell)
-            if self._late_bytes < MAX_BUFFERED_BYTES:
+            self._late.add(ended.write(pipe.name, data), ended.cell)
+            if self._late.waiting_bytes < MAX_BUFFERED_BYTES:
                 return True
             # There is a backlog: whoever gets it ready resumes this pair after it.
             self._late_pairs[pipe.pair.number] = pipe.pair
             return False
 
-        return sink
+        assert self._pump is not None
+        pair.sink = sink
+        self._pump.retire(pair)
+        return ended
 
     async def _feed_late(self) -> None:
         while True:
-            await self._late_wakeup.wait()
-            self._late_wakeup = trio.Event()
-            while self._late_backlog:
-                # Taken out only when it was given: cancellation loses nothing, and counts stay
-                # right.
-                await self._send_late.send(self._late_backlog[0])
-                self._late_bytes -= len(self._late_backlog.popleft().data)
+            await self._late.give_out()
             pairs, self._late_pairs = self._late_pairs, {}
             for pair in pairs.values():
                 assert self._pump is not None
                 self._pump.resume(pair)
 
     @property
-    def background(self) -> trio.MemoryReceiveChannel[Stream]:
+    def background(self) -> trio.MemoryReceiveChannel[BackgroundOutput]:
         """See `Kernel.background`."""
-        return self._late
+        return self._late.received
 
     # Requests
 
@@ -373,20 +376,21 @@ class WireKernel(Kernel):
             yield running
         finally:
             self._cells.pop(id_, None)
-            self._leave(running, pair)
+            self._leave(running, pair, id_)
 
     def _new_cell(self, cell: str, pair: Pair | None) -> WireCell:
         return WireCell(cell, self._nonce, self._pump, pair, self._probe, self._send_answer)
 
-    def _leave(self, cell: WireCell, pair: Pair | None) -> None:
-        """Nobody reads `cell` any more: what its processes still write is background."""
+    def _leave(self, cell: WireCell, pair: Pair | None, request: str) -> None:
+        """Nobody reads `cell` any more: what it still says is background."""
         self._probes = {key: it for key, it in self._probes.items() if it is not cell}
-        self._add_late([*cell.leave()], cell.cell)
+        self._late.add([*cell.leave()], cell.cell)
+        ended = EndedCell(cell.cell)
         if self._pump is not None and pair is not None:
-            pair.sink = self._late_sink(pair)
-            self._pump.retire(pair)
+            ended = self._let_go(pair)
             self._pump.resume(pair)
             self.prefetch()
+        self._late.ended(request, ended)
 
     async def request(
         self,

@@ -17,6 +17,7 @@ from typing import Literal
 import trio
 
 from replsvc_kernels.messages import (
+    BackgroundOutput,
     Exit,
     InputRequest,
     Kept,
@@ -26,7 +27,6 @@ from replsvc_kernels.messages import (
     Reply,
     SetupCode,
     SetupReport,
-    Stream,
     ToolSpec,
 )
 
@@ -248,8 +248,12 @@ class Kernel(ABC):
 
     @property
     @abstractmethod
-    def background(self) -> trio.MemoryReceiveChannel[Stream]:
-        """What processes of cells that have ended still write; bounded, unread is back-pressure."""
+    def background(self) -> trio.MemoryReceiveChannel[BackgroundOutput]:
+        """What cells that have ended still say; bounded, unread is back-pressure.
+
+        Their processes' and threads' streams, whose writers wait, and what threads display, which
+        is replaced by a note where much waits already.
+        """
 
 
 class LastingKernel(Kernel):

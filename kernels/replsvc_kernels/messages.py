@@ -37,7 +37,8 @@ class Stream:
 class DisplayData:
     """Rich output (`display_data`), or with `update=True` a replacement (`update_display_data`).
 
-    `mark` numbers rich outputs of kernels that may outlive their host.
+    `mark` numbers rich outputs of kernels that may outlive their host. `cell` and `background` are
+    as a `Stream`'s, for what is displayed after its cell's end.
     """
 
     data: Mimebundle
@@ -45,6 +46,8 @@ class DisplayData:
     display_id: str | None = None
     update: bool = False
     mark: int | None = None
+    cell: str = ""
+    background: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +165,9 @@ Output = (
     | ToolWithdrawn
 )
 """What a cell yields before its `Reply`."""
+
+BackgroundOutput = Stream | DisplayData
+"""What a cell says after its `Reply`."""
 
 
 @dataclass(frozen=True, slots=True)

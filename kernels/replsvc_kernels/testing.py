@@ -33,6 +33,8 @@ from replsvc_kernels.kernel import (
     ProtocolViolation,
 )
 from replsvc_kernels.messages import (
+    BackgroundOutput,
+    DisplayData,
     ExecuteResult,
     Exit,
     Failure,
@@ -287,9 +289,9 @@ class FakeKernel(Kernel):
         self._waiting: trio.CancelScope | None = None
         self._running: _FakeCell | None = None
         self._hard: HangHard | None = None
-        self._late: deque[Stream] = deque()
+        self._late: deque[BackgroundOutput] = deque()
         self._late_added = trio.Event()
-        self._send_background, self._background = trio.open_memory_channel[Stream](0)
+        self._send_background, self._background = trio.open_memory_channel[BackgroundOutput](0)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep the kernel going until cancelled."""
@@ -547,7 +549,7 @@ class FakeKernel(Kernel):
         return self._exit
 
     @property
-    def background(self) -> trio.MemoryReceiveChannel[Stream]:
+    def background(self) -> trio.MemoryReceiveChannel[BackgroundOutput]:
         """See `Kernel.background`."""
         return self._background
 
@@ -561,7 +563,7 @@ class FakeKernel(Kernel):
 
     def _write_late(self, outputs: Iterable[Output], cell: str) -> None:
         for output in outputs:
-            if isinstance(output, Stream):
+            if isinstance(output, (Stream, DisplayData)):
                 self._late.append(replace(output, cell=cell, background=True))
         self._late_added.set()
 

@@ -75,3 +75,66 @@ async def test_the_names_of_its_streams_can_be_opened(session: Session) -> None:
     )
     assert call.status == "ok", call.text
     assert sorted(call.output.text.split()) == ["four", "one", "three", "two"]
+
+
+LATE = """
+import threading, os
+go, done = threading.Event(), threading.Event()
+from IPython.display import display
+handle = display({'text/plain': 'first'}, raw=True, display_id=True)
+def later():
+    go.wait()
+    print('before')
+    display({'text/plain': 'late', 'application/json': {'a': 1}}, raw=True)
+    print('between')
+    handle.update({'text/plain': 'second'}, raw=True)
+    print('after')
+    done.set()
+thread = threading.Thread(target=later)
+thread.start()
+"""
+
+
+async def test_what_a_thread_displays_after_its_cell_is_its_cells_and_in_order(
+    make_config: MakeConfig,
+) -> None:
+    async with Coordinator(make_config()) as c, c.session() as s:
+        call = await s.run(LATE)
+        other = await s.run("go.set(); done.wait(); print('mine')")
+        assert other.output.text == "mine\n"
+        said: list[object] = []
+        with trio.fail_after(30):
+            async with aclosing(following(c, s, call)) as events:
+                async for event in events:
+                    shown = event.data.get("data", {}).get("text/plain")
+                    said += [(event.data["type"], shown)] if shown else (event.blob or b"").split()
+                    if b"after" in said:
+                        break
+        assert said == [
+            b"before",
+            ("display_data", "late"),
+            b"between",
+            ("update_display_data", "second"),
+            b"after",
+        ]
+        shown = [e.data for e in await c.log.read(s.id, call_id=call.id) if "display_id" in e.data]
+        assert shown[1]["data"]["application/json"] == {"a": 1}
+        assert shown[0]["display_id"] == shown[2]["display_id"] != shown[1]["display_id"]
+
+
+async def test_displays_in_the_background_are_bounded_and_counted_like_what_is_written(
+    make_config: MakeConfig,
+) -> None:
+    code = LATE.replace("    print('before')\n", "    for _ in range(40): display('x' * 9_000)\n")
+    async with Coordinator(make_config(max_log_bytes=100_000)) as c, c.session() as s:
+        call = await s.run(code)
+        await s.run("go.set(); done.wait(); thread.join()")
+        kept = dropped = 0
+        with trio.fail_after(30):
+            async with aclosing(following(c, s, call)) as events:
+                async for event in events:
+                    kept += len(str(event.data.get("data", "")))
+                    dropped = event.data.get("dropped_bytes", dropped)
+                    if dropped > 200_000:
+                        break
+        assert kept < 110_000
