@@ -17,15 +17,15 @@ SIZE = 16 * MB
 OWNER = FIRST + 1
 
 
-def ours() -> list[str]:
-    """The loop devices that show an image of ours."""
+def ours(disk: Path) -> list[str]:
+    """The loop devices that show an image of this directory's."""
     found = []
     for path in Path("/sys/block").glob("loop*/loop/backing_file"):
         try:
             text = path.read_text().strip()
         except OSError:
             continue
-        if "replsvc-test-" in text:
+        if f"{disk}/" in text:
             found.append(text)
     return found
 
@@ -67,11 +67,11 @@ def attacks() -> Any:
             "seen outside": sorted(os.listdir(f"/proc/self/fd/{mine}"))[:1],
             "neighbour has room": os.statvfs(f"/proc/self/fd/{theirs}").f_bavail == room,
             "names on the disk": os.listdir(disk),
-            "devices": len(ours()),
+            "devices": len(ours(disk)),
         }
         os.close(mine)
         os.close(theirs)
-        return {**result, "devices afterwards": len(ours())}
+        return {**result, "devices afterwards": len(ours(disk))}
 
 
 def owner_killed() -> Any:
@@ -84,10 +84,10 @@ def owner_killed() -> Any:
             os.write(writing, b"!")
             signal.pause()
         os.read(reading, 1)
-        before = len(ours())
+        before = len(ours(disk))
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-        return [before, len(ours()), os.listdir(disk)]
+        return [before, len(ours(disk)), os.listdir(disk)]
 
 
 def without_the_program() -> list[str]:
