@@ -19,6 +19,7 @@ from replsvc.errors import (
 from replsvc.session_values import SessionRequest
 from replsvc_kernels.backends.base import Backend
 from replsvc_kernels.backends.fork_servers import ForkServers
+from replsvc_kernels.backends.forkserver import ForkServerBackend
 from replsvc_kernels.backends.pool import PoolSize
 from replsvc_kernels.backends.process import ProcessBackend
 from replsvc_kernels.backends.surviving import SurvivingServers
@@ -145,7 +146,6 @@ class Backends:
         """
         isolation = isolation_of(self._config, request)
         environment = environment_of(self._config, request)
-        python = interpreter(environment)
         if request.survive_restart:
             _check_can_survive(self._config, request, isolation)
         if isolation == "none":
@@ -164,19 +164,15 @@ class Backends:
                 raise BackendUnavailableError(
                     f"survive_restart: {error}.", hint="Leave it out, or look at the disk."
                 ) from error
-        backend = servers.backend(
-            python, environment.preload, environment.env, writable_mounts=writable_mounts
-        )
         try:
-            missing = await backend.missing()
+            backend, missing = await self._isolating(servers, environment, writable_mounts)
         except LaunchTimeout as error:
             raise StartupTimeoutError(
                 f"{error}.", hint="Look at what the environment does at start."
             ) from error
         except GuestUntested as error:
-            raise IsolationUnavailableError(
-                f"isolation {isolation!r} can't be given here: {error}.",
-                hint=f"{UNPROTECTED} Then ipykernel's own application runs, without setup code.",
+            raise BackendUnavailableError(
+                f"survive_restart: {error}.", hint="Leave it out, or do that."
             ) from error
         except EnvironmentUnreadable as error:
             raise IsolationUnavailableError(
@@ -193,6 +189,33 @@ class Backends:
                 hint="`replsvc doctor` says what to do; isolation 'best' does without these.",
             )
         return Chosen(backend, "partial" if missing else "full", missing)
+
+    async def _isolating(
+        self, servers: ForkServers, environment: Environment, writable_mounts: bool
+    ) -> tuple[ForkServerBackend, tuple[str, ...]]:
+        """The backend that isolates, with what it lacks; ipykernel's own where ours was not tested.
+
+        Raises `LaunchError`, `LaunchTimeout`.
+        """
+        python = interpreter(environment)
+
+        def backend(*, stock: bool) -> ForkServerBackend:
+            return servers.backend(
+                python,
+                environment.preload,
+                environment.env,
+                writable_mounts=writable_mounts,
+                stock=stock,
+            )
+
+        ours = backend(stock=False)
+        try:
+            return ours, await ours.missing()
+        except GuestUntested:
+            if servers is self.lasting:
+                raise
+        theirs = backend(stock=True)
+        return theirs, await theirs.missing()
 
     def _plain(self, request: SessionRequest) -> Backend:
         if request.kernel is None:

@@ -193,18 +193,19 @@ async def _environment(name: str, environment: Environment, *, isolated: bool) -
         detail = f"Python {facts.version} at {python} has no ipykernel"
         return Finding(subject, "missing", detail, install, needed)
     detail = f"Python {facts.version} at {python}, ipykernel {found.ipykernel}"
-    if not found.tested:
-        stock = (
-            f"{detail}: sessions were tested with {found.wanted}, so ipykernel's own application "
-            "runs there, without isolation and without setup code"
-        )
-        return Finding(subject, "missing", stock, install, needed and isolated)
-    if isolated and (refused := await _refused(python, environment)) is not None:
+    stock = not found.tested
+    if isolated and (refused := await _refused(python, environment, stock=stock)) is not None:
         return Finding(subject, "missing", f"{detail}: {refused[0]}", refused[1], needed)
+    if stock:
+        instead = (
+            f"{detail}: setup code was tested with {found.wanted}, so ipykernel's own application "
+            "runs there, without it, and sessions start slower"
+        )
+        return Finding(subject, "missing", instead, install, needed=False)
     return Finding(subject, "ok", detail)
 
 
-async def _refused(python: str, environment: Environment) -> tuple[str, str] | None:
+async def _refused(python: str, environment: Environment, *, stock: bool) -> tuple[str, str] | None:
     """Why isolated sessions don't run in this environment and what to do: its server is tried."""
     with tempfile.TemporaryDirectory(prefix=PREFIX) as directory:
         runtime = Path(directory)
@@ -212,7 +213,9 @@ async def _refused(python: str, environment: Environment) -> tuple[str, str] | N
         sessions.mkdir(mode=0o711)
         async with ForkServers(runtime, sessions).running() as servers:
             try:
-                await servers.backend(python, environment.preload, environment.env).missing()
+                await servers.backend(
+                    python, environment.preload, environment.env, stock=stock
+                ).missing()
             except EnvironmentUnreadable as error:
                 return str(error), error.remedy
             except (LaunchError, LaunchTimeout) as error:

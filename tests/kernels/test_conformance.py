@@ -120,3 +120,10 @@ class TestStock(Subject, suite.KernelTests):
     backend = "stock"
     # in ranges it calls this session 0, in tails 1: the suite asks for the same number
     supported_history_operations = ("tail", "search")
+
+
+@ISOLATES
+class TestStockIsolated(TestStock):
+    """The same application, executed in a session's isolation."""
+
+    backend = "isolated stock"

@@ -319,7 +319,9 @@ async def test_displays_that_there_is_no_room_for_are_counted(place: Path) -> No
     assert shown[-2:] == ["display 9", "9"]
     missing = 10 - len(shown)
     assert missing > 0
-    assert f"[{missing} displays are missing" in log.text("stderr").decode()
+    # One that the killed host had kept, and not said so to the kernel, is counted too.
+    said = log.text("stderr").decode()
+    assert any(f"[{n} displays are missing" in said for n in (missing, missing + 1))
     numbers = range(1, 10)
     assert log.text("stdout").decode() == "".join(f"line {n}\n" for n in numbers) + "done\n"
 

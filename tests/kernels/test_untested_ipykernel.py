@@ -16,6 +16,17 @@ from replsvc_kernels.backends.support import VERSIONS, support
 from replsvc_kernels.kernel import GuestUntested, KernelError, LaunchError, LaunchSpec
 from replsvc_kernels.messages import SetupCode, Stream
 
+LOOK = """
+import ipykernel, os
+lines = open("/proc/self/status").read().splitlines()
+status = dict(line.split(":\\t") for line in lines)
+print(
+    ipykernel.__version__, os.environ["GIVEN"], os.getcwd(), os.getpid() < 10,
+    int(status["CapEff"], 16), status["NoNewPrivs"], status["Seccomp"],
+    os.listdir("."), os.listdir("/session/run"),
+)
+"""
+
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> str:
@@ -37,10 +48,36 @@ async def test_its_own_application_runs_without_our_guest(
 
 
 @pytest.mark.needs("userns", "pidns", "seccomp")
-async def test_it_is_not_isolated_and_the_error_says_which_versions_are(python: str) -> None:
+async def test_our_guest_does_not_run_isolated_and_the_error_says_with_which_versions_it_does(
+    python: str,
+) -> None:
     async with fork_servers() as servers:
         backend = servers.backend(python)
         with pytest.raises(GuestUntested, match=f"{untested.VERSION}.*>=6.29,<8.*pip install"):
+            async with backend.open(isolated(servers, "s")):
+                pass
+
+
+@pytest.mark.needs("userns", "pidns", "seccomp")
+async def test_its_own_application_runs_isolated(python: str) -> None:
+    async with fork_servers() as servers:
+        backend = servers.backend(python, preload=("no_such_module",), stock=True)
+        async with opened(backend, isolated(servers, "s", env={"GIVEN": "1"})) as kernel:
+            assert (kernel.info.has_guest, kernel.info.isolation != "none") == (False, True)
+            async with kernel.execute(LOOK, cell="c") as cell:
+                outputs = [output async for output in cell]
+            printed = b"".join(one.data for one in outputs if isinstance(one, Stream)).decode()
+            assert printed == f"{untested.VERSION} 1 /session/work True 0 1 2 [] []\n"
+
+
+@pytest.mark.needs("userns", "pidns", "seccomp")
+async def test_a_program_that_can_not_be_executed_says_why(
+    python: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with fork_servers() as servers:
+        backend = servers.backend(python, stock=True)
+        monkeypatch.setattr(backend, "_python", "/no/such/python")
+        with pytest.raises(LaunchError, match="No such file or directory"):
             async with backend.open(isolated(servers, "s")):
                 pass
 

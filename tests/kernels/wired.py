@@ -6,8 +6,13 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import (
+    AbstractAsyncContextManager,
+    ExitStack,
+    asynccontextmanager,
+    contextmanager,
+)
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +26,10 @@ import kernel_python
 from replsvc_kernels._channels import Channels
 from replsvc_kernels.backends import foreign, guest_kernel
 from replsvc_kernels.backends.base import Backend, Connection
+from replsvc_kernels.backends.forkserver import ForkServerBackend
 from replsvc_kernels.backends.process import ProcessBackend
 from replsvc_kernels.backends.stock import StockBackend
+from replsvc_kernels.backends.surroundings import PORTS
 from replsvc_kernels.kernel import Kernel, LaunchSpec
 
 
@@ -49,17 +56,19 @@ async def _here(make: Callable[[str], Backend]) -> AsyncIterator[Place]:
 
 
 @asynccontextmanager
-async def _forked() -> AsyncIterator[Place]:
+async def _forked(*, stock: bool = False) -> AsyncIterator[Place]:
     async with fork_servers() as servers:
         links = servers.sessions.parent / "links"
         links.mkdir()
-        yield Place(servers.backend(kernel_python.path), isolated(servers, "s"), links)
+        backend = servers.backend(kernel_python.path, stock=stock)
+        yield Place(backend, isolated(servers, "s"), links)
 
 
 BACKENDS: Mapping[str, Callable[[], AbstractAsyncContextManager[Place]]] = {
     "process": lambda: _here(ProcessBackend),
     "forkserver": _forked,
     "stock": lambda: _here(StockBackend),
+    "isolated stock": lambda: _forked(stock=True),
 }
 
 
@@ -92,7 +101,8 @@ class Wired:
                     self._ready.set()
                     await self._over.wait()
 
-    def _told(self, links: Path | None) -> Any:
+    @contextmanager
+    def _told(self, links: Path | None) -> Iterator[None]:
         """Be told where the kernel listens, which a backend keeps to itself."""
         wired = self
 
@@ -100,15 +110,23 @@ class Wired:
             def __init__(self, connection: Connection, *args: Any) -> None:
                 super().__init__(connection, *args)
                 if links is not None:
-                    # An isolated kernel's sockets have no name once our client is connected.
-                    for channel in ("shell", "iopub", "stdin", "control"):
-                        port = connection.ports[channel]
-                        os.link(f"{connection.ip}-{port}", links / f"k-{port}")
                     connection = replace(connection, ip=f"{links}/k")
                 wired._connection = connection
 
-        module = foreign if self._backend == "stock" else guest_kernel
-        return mock.patch.object(module, "Channels", Told)
+        remove = ForkServerBackend._connected
+
+        def connected(backend: ForkServerBackend, run: Path) -> None:
+            # An isolated kernel's sockets have no name once our client is connected.
+            for channel in ("shell", "iopub", "stdin", "control"):
+                os.link(run / f"k-{PORTS[channel]}", links / f"k-{PORTS[channel]}")
+            remove(backend, run)
+
+        module = foreign if self._backend.endswith("stock") else guest_kernel
+        with ExitStack() as stack:
+            stack.enter_context(mock.patch.object(module, "Channels", Told))
+            if links is not None:
+                stack.enter_context(mock.patch.object(ForkServerBackend, "_connected", connected))
+            yield
 
     def client(self) -> BlockingKernelClient:
         """A client of Jupyter's; its channels are to be started."""

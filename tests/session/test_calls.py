@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -19,7 +21,6 @@ from replsvc.errors import (
     BackendUnavailableError,
     ConflictError,
     InvalidInputError,
-    IsolationUnavailableError,
     QueueFullError,
 )
 from replsvc.extension.contract import Extension
@@ -441,23 +442,35 @@ async def test_background_output_belongs_to_the_cell_that_started_it(session: Se
             return
 
 
-async def test_an_untested_ipykernel_runs_code_but_neither_isolated_nor_with_setup_code(
-    tmp_path_factory: pytest.TempPathFactory,
+async def test_an_untested_ipykernel_runs_code_but_no_setup_code(
+    make_config: Callable[..., Config], isolation: str
 ) -> None:
-    python = Path(untested.environment(tmp_path_factory.mktemp("untested") / "venv"))
-    environments = {"old": Environment(python=python)}
-    async with Coordinator(Config(isolation="none", environments=environments)) as coordinator:
+    place = Path(tempfile.mkdtemp(prefix="untested-", dir="/var/tmp"))
+    place.chmod(0o755)  # where every user can go
+    try:
+        python = Path(untested.environment(place / "venv"))
+        config = make_config().model_copy(
+            update={"environments": {"old": Environment(python=python)}}
+        )
+        await _runs_without_setup(config, isolated=isolation != "none")
+    finally:
+        shutil.rmtree(place)
+
+
+async def _runs_without_setup(config: Config, *, isolated: bool) -> None:
+    async with Coordinator(config) as coordinator:
         async with coordinator.session(environment="old") as session:
             assert (await session.run("6 * 7")).text == "=> 42"
-            assert not (await session.info()).guest
+            info = await session.info()
+            assert (info.guest, info.isolation != "none") == (False, isolated)
+            ended = await session.run("import os; os._exit(3)")
+            assert ended.cause is not None
+            assert (ended.status, ended.cause.kind) == ("killed", "exit")
+            assert (await session.run("6 * 7")).text == "=> 42"
         with pytest.raises(BackendUnavailableError, match="setup code of helper can't run"):
             async with coordinator.session(
                 environment="old", extensions=[Extension(name="helper", code="x = 1")]
             ):
-                pass
-    async with Coordinator(Config(isolation="best", environments=environments)) as coordinator:
-        with pytest.raises(IsolationUnavailableError, match=untested.VERSION):
-            async with coordinator.session(environment="old"):
                 pass
 
 

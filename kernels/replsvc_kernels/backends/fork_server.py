@@ -53,7 +53,8 @@ class ServerSpec:
 
     `sessions` is the directory with the sessions' directories (`NAME/work` and `NAME/run`), which
     all servers of a coordinator share; `staging` an empty directory of this server's own. `ids` are
-    those that its sessions get.
+    those that its sessions get. Without `guest` it imports neither that nor ipykernel, and forks to
+    execute programs.
     """
 
     python: str
@@ -63,6 +64,7 @@ class ServerSpec:
     start_timeout_s: float = 60.0
     preload: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
+    guest: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +193,7 @@ class ForkServer:
         return {
             "how": ids.how,
             "preload": self._spec.preload,
+            "guest": self._spec.guest,
             "sessions": self._spec.sessions,
             "staging": self._spec.staging,
             "paths": [*paths, str(DIRECTORY)],

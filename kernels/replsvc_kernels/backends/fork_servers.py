@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import trio
 
 from replsvc_kernels.backends.fork_server import ForkServer, ServerSpec
 from replsvc_kernels.backends.forkserver import SPARE, ForkServerBackend
+from replsvc_kernels.backends.isolated_stock import IsolatedStockBackend
 from replsvc_kernels.backends.pool import NO_POOL, PoolSize, memory_is_left
 from replsvc_kernels.backends.session_ids import SessionIds
 from replsvc_kernels.background import background_nursery
@@ -90,10 +92,15 @@ class ForkServers:
         env: Mapping[str, str] | None = None,
         *,
         writable_mounts: bool = False,
+        stock: bool = False,
     ) -> ForkServerBackend:
-        """The backend of this environment; its server starts with the first kernel."""
+        """The backend of this environment; its server starts with the first kernel.
+
+        `stock` is ipykernel as it is, where our guest does not run: without `preload`.
+        """
         ids = self._our_id if writable_mounts and os.geteuid() != 0 else self._ids
-        spec = self._spec(python, preload, env or {}, ids)
+        spec = self._spec(python, () if stock else preload, env or {}, ids)
+        spec = replace(spec, guest=not stock)
         key = self._key(spec)
         backend = self._backends.get(key)
         if backend is None:
@@ -118,10 +125,11 @@ class ForkServers:
 
     @staticmethod
     def _key(spec: ServerSpec) -> tuple[object, ...]:
-        return (spec.python, spec.preload, tuple(sorted(spec.env.items())), spec.ids)
+        return (spec.python, spec.preload, tuple(sorted(spec.env.items())), spec.ids, spec.guest)
 
     def _backend(self, spec: ServerSpec) -> ForkServerBackend:
-        return ForkServerBackend(spec.python, ForkServer(spec), self, spec.ids)
+        kind = ForkServerBackend if spec.guest else IsolatedStockBackend
+        return kind(spec.python, ForkServer(spec), self, spec.ids)
 
     def forget_one(self) -> None:
         """One of `kernels` has ended."""

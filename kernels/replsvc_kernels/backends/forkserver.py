@@ -8,7 +8,7 @@ import shutil
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import trio
 
@@ -18,6 +18,7 @@ from replsvc_kernels.backends.fork_server import ForkServer, ServerEnded
 from replsvc_kernels.backends.forked import ForkedProcess
 from replsvc_kernels.backends.guest_kernel import GuestEnds, guest_kernel
 from replsvc_kernels.backends.pool import (
+    NO_POOL,
     Made,
     Pool,
     Shape,
@@ -49,6 +50,19 @@ SHARED_MEMORY_BYTES = 256 * 1024 * 1024
 TMP_BYTES = 512 * 1024 * 1024
 
 
+class Place(NamedTuple):
+    """What a kernel is forked into.
+
+    `run` is for its sockets, `directory` a descriptor of that; `user` is its id inside.
+    """
+
+    user: int
+    run: Path
+    directory: int
+    group: cgroups.Cgroup | None
+    isolation: Isolation
+
+
 class ForkServerBackend(Backend):
     """See the module.
 
@@ -56,6 +70,8 @@ class ForkServerBackend(Backend):
     """
 
     name = "forkserver"
+    pooled = True
+    """Whether kernels can be made before anybody asks for them."""
 
     def __init__(
         self, python: str, server: ForkServer, servers: ForkServers, ids: SessionIds
@@ -63,7 +79,7 @@ class ForkServerBackend(Backend):
         self._python, self._server, self._servers, self._ids = python, server, servers, ids
         # Else the server's children do it, who see less of what the host mounts later.
         self._mounts = namespaces.may_mount()
-        self._pool = Pool(self._spare, servers.pool, servers.has_room)
+        self._pool = Pool(self._spare, servers.pool if self.pooled else NO_POOL, servers.has_room)
 
     async def run(self) -> None:
         """Keep the server, and kernels that nobody has yet, until cancelled."""
@@ -171,6 +187,33 @@ class ForkServerBackend(Backend):
         self, spec: LaunchSpec, name: str, *, unused: bool = False
     ) -> AsyncIterator[Made]:
         deadline = trio.current_time() + spec.startup_timeout_s
+        async with self._placed(spec, name, unused=unused) as place:
+            request = self._request(spec, name, place.user, unused=unused)
+            async with background_nursery() as nursery:
+                ends, process = await self._forked(
+                    request, place.directory, spec, place.group, deadline
+                )
+                gone = self._server.gone
+                with ExitStack() as stack:
+                    stack.callback(ends.pump.close)
+                    stack.enter_context(
+                        self._holding(
+                            spec, name, place.user, place.group, place.directory, ends, process
+                        )
+                    )
+                    process.accounts = Accounts(place.group, spec.resources, own_workspace(spec))
+                    nursery.start_soon(process.run)
+                    async with guest_kernel(
+                        ends, process, nursery, spec, place.isolation, deadline, unused=unused
+                    ) as kernel:
+                        self._connected(place.run)
+                        yield Made(kernel, process, place.user, gone)
+
+    @asynccontextmanager
+    async def _placed(
+        self, spec: LaunchSpec, name: str, *, unused: bool = False
+    ) -> AsyncIterator[Place]:
+        """What a kernel is forked into; all of it is taken back at the end."""
         servers = self._servers
         run = servers.sessions / name / "run"
         await servers.find_cgroups()
@@ -191,22 +234,10 @@ class ForkServerBackend(Backend):
                 stack.callback(self._end, group.remove)
             servers.hurry()
             # By descriptor: no path is too long for a unix socket that way.
-            place = os.open(run, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            stack.callback(os.close, place)
+            directory = os.open(run, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            stack.callback(os.close, directory)
             isolation: Isolation = "partial" if await self.missing() else "full"
-            request = self._request(spec, name, user, unused=unused)
-            async with background_nursery() as nursery:
-                ends, process = await self._forked(request, place, spec, group, deadline)
-                gone = self._server.gone
-                stack.callback(ends.pump.close)
-                stack.enter_context(self._holding(spec, name, user, group, place, ends, process))
-                process.accounts = Accounts(group, spec.resources, own_workspace(spec))
-                nursery.start_soon(process.run)
-                async with guest_kernel(
-                    ends, process, nursery, spec, isolation, deadline, unused=unused
-                ) as kernel:
-                    self._connected(run)
-                    yield Made(kernel, process, user, gone)
+            yield Place(user, run, directory, group, isolation)
 
     # What differs where a kernel may outlive us
 
@@ -254,18 +285,8 @@ class ForkServerBackend(Backend):
                 ends = self._new_ends(place, spec, unused=unused)
                 with ExitStack() as undo, ends.theirs as theirs:
                     undo.callback(ends.pump.close)
-                    joins = group.join_descriptors() if group is not None else []
-                    for fd in joins:
-                        theirs.callback(os.close, fd)
-                    body = _file({**request, "joins": len(joins)})
-                    theirs.callback(os.close, body)
-                    fds = [body, ends.guest_end.fileno(), *ends.stdio, *joins]
-                    if spec.mount_workspace is not None:
-                        fds.append(_mount(spec.mount_workspace))
-                        theirs.callback(os.close, fds[-1])
-                    for mount in spec.mounts if self._mounts else ():
-                        fds.append(_show(mount.source))
-                        theirs.callback(os.close, fds[-1])
+                    own = (ends.guest_end.fileno(), *ends.stdio)
+                    fds = self._descriptors(theirs, request, own, spec, group)
                     try:
                         process = await self._server.fork(fds, unused=unused)
                     except ServerEnded:
@@ -275,6 +296,32 @@ class ForkServerBackend(Backend):
                         undo.pop_all()
                         return ends, process
         raise LaunchTimeout(f"the kernel was not forked after {spec.startup_timeout_s:g} s")
+
+    def _descriptors(
+        self,
+        stack: ExitStack,
+        request: Mapping[str, Any],
+        own: tuple[int, int, int],
+        spec: LaunchSpec,
+        group: cgroups.Cgroup | None,
+    ) -> list[int]:
+        """What the child is given, as `forkserver.child` lists it; closed with `stack`.
+
+        `own` are the link's end and what is to be its descriptors 1 and 2.
+        """
+        joins = group.join_descriptors() if group is not None else []
+        for fd in joins:
+            stack.callback(os.close, fd)
+        body = _file({**request, "joins": len(joins)})
+        stack.callback(os.close, body)
+        fds = [body, *own, *joins]
+        if spec.mount_workspace is not None:
+            fds.append(_mount(spec.mount_workspace))
+            stack.callback(os.close, fds[-1])
+        for mount in spec.mounts if self._mounts else ():
+            fds.append(_show(mount.source))
+            stack.callback(os.close, fds[-1])
+        return fds
 
     def _make_place(
         self, run: Path, work: str | None, user: int, name: str, resources: Resources

@@ -42,7 +42,7 @@ class StockBackend(Backend):
         with ExitStack() as stack:
             directory = stack.enter_context(private_directory(self._runtime_dir))
             connection = Connection("ipc", f"{directory}/k", PORTS, secrets.token_hex(32).encode())
-            file = _connection_file(directory, connection)
+            file = connection_file(directory, connection)
             printed = stack.enter_context(closing(LastPrinted()))
             environment = {
                 # else it is made in HOME, the session's workspace
@@ -71,8 +71,11 @@ class StockBackend(Backend):
                     yield kernel
 
 
-def _connection_file(directory: str, connection: Connection) -> str:
-    """What ipykernel reads where to listen from, and the key; nobody else may read it."""
+def connection_file(directory: str, connection: Connection) -> str:
+    """Write what ipykernel reads: where to listen, and the key. Nobody else may read it.
+
+    Raises `LaunchError`.
+    """
     path = Path(directory, "connection.json")
     content = {
         "transport": connection.transport,

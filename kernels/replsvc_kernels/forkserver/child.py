@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any
+import signal
+from typing import Any, NoReturn
 
 from _replsvc_sandbox import (
     belongings,
@@ -34,6 +35,8 @@ def become_kernel(
 ) -> None:
     """Never returns: the process ends as a kernel. `root` is the server's `ServerRoot`.
 
+    Without an `app` the request names a program, which is a kernel that is not ours.
+
     `views` are mount namespaces, the one that shows the machine and the server's own, where the
     host can't make mounts for a session: then they are made here.
 
@@ -41,9 +44,7 @@ def become_kernel(
     inherits, never has a session's variables in it. A step that fails is told to the host through
     the guest's socket.
     """
-    from _replsvc_guest.adopt import adopt_environment
     from _replsvc_guest.link import HostLink
-    from _replsvc_guest.warm import warm
 
     link = None
     try:
@@ -58,6 +59,11 @@ def become_kernel(
         if views is not None:
             given += _seen(views, [one["source"] for one in request["shown"]])
         _isolate(root, request, single, joins, given, keep=fds[GUEST])
+        if app is None:
+            _execute(request["program"], request["env"])
+        from _replsvc_guest.adopt import adopt_environment
+        from _replsvc_guest.warm import warm
+
         adopt_environment(request["env"])
         if request["unused"]:
             # It has the time: the memory that a first cell writes to is its own now.
@@ -69,6 +75,14 @@ def become_kernel(
         os._exit(3)
     app.serve()
     os._exit(0)
+
+
+def _execute(program: list[str], env: dict[str, str]) -> NoReturn:
+    """Become another program. The link's end says that it runs. Raises `OSError`."""
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    os.execve(program[0], program, env)  # noqa: S606 - no shell is meant
 
 
 def _seen(views: tuple[int, int], sources: list[str]) -> list[int]:

@@ -107,7 +107,7 @@ class _Server:
         # As the only one they are whoever asked the environment already.
         user = namespaces.FIRST_SESSION_ID
         with nullcontext() if self._single else readable.checked(config["paths"], user):
-            self._import(config.get("preload") or [])
+            self._app = self._import(config.get("preload") or []) if config["guest"] else None
         seccomp.program()
         namespaces.assert_one_thread()
         _heed_signals()
@@ -170,9 +170,9 @@ class _Server:
         # Sessions' own mounts are made where the machine is seen, if not by the host itself.
         self._views = None if machine is None else (machine, namespaces.open_own("mnt"))
 
-    def _import(self, preload: list[str]) -> None:
+    def _import(self, preload: list[str]) -> Any:
         try:
-            self._app = importlib.import_module("_replsvc_guest.app").build()
+            app = importlib.import_module("_replsvc_guest.app").build()
         except ImportError as error:
             raise RuntimeError(
                 f"kernels need ipykernel, and it can't be imported ({error}). "
@@ -180,7 +180,8 @@ class _Server:
             ) from error
         if preload:
             self._preload(preload)
-        importlib.import_module("_replsvc_guest.warm").warm(self._app)
+        importlib.import_module("_replsvc_guest.warm").warm(app)
+        return app
 
     def _preload(self, names: list[str]) -> None:
         """Import modules, some of which want a place to write; what they remember of it holds for
