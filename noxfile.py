@@ -27,7 +27,7 @@ WITHOUT_IDS = (
     "kernels/test_forkserver", "kernels/test_contract", "kernels/test_holder",
 )  # fmt: skip
 # Two runs of pytest take about as long as the longer of them.
-FIRST_HALF = ("tests/session", "tests/sandbox", "tests/store")
+FIRST_HALF = ("tests/session", "tests/sandbox", "tests/store", "tests/cases")
 # What an ordinary user can have.
 ORDINARY = "cgroups,landlock,pidns,seccomp,userns"
 # A developer's index, mirrors and local wheels must not decide what is locked.

@@ -93,9 +93,11 @@ def test_a_syntax_error_has_its_line_and_no_machinery(
 
 def test_no_frame_of_ours_or_of_ipythons_is_ever_shown(guest: Any) -> None:
     for code in ("%timeit -n1 -r1 1/0", "%%time\n1/0", "%run nothing.py", "%nosuch", "input()"):
-        # published, not replied: IPython 8's %%time shows the error and goes on
-        (error,) = guest.run(code).of("error")
-        text = "\n".join(error["content"]["traceback"])
+        ran = guest.run(code)
+        # One that the cell survives, as IPython 8's %%time has it, is printed instead.
+        shown = ["\n".join(error["content"]["traceback"]) for error in ran.of("error")]
+        (text,) = shown or [ran.err.whole().decode()]
+        assert "Error" in text, text
         for word in ("interactiveshell", "ipykernel", "guest/", "execution.py"):
             assert word not in text, text
 
