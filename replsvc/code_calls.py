@@ -15,35 +15,20 @@ from typing import Any, Protocol
 import trio
 
 from replsvc.calls import Call, CallRequest
-from replsvc.config import Limits
 from replsvc.errors import ReplsvcError
 from replsvc.extension.results import Checked
-from replsvc.extension.runtime import Runtime
-from replsvc.redaction import Redactor
+from replsvc.output import LONG_CHARS
+from replsvc.policy import PolicyHost
 from replsvc.run import Run
 from replsvc.talk import CallTool, Clock, ToolAnswer
 from replsvc_kernels.messages import ToolRequest, ToolSpec
 
 CALL_BYTES = 1024
 """What the log has of a call besides its input and result, roughly."""
-LONG_CHARS = 256 * 1024
-"""A longer text is redacted in a worker thread."""
 
 
-class CallsTools(Protocol):
+class CallsTools(PolicyHost, Protocol):
     """What code's calls need of their session."""
-
-    @property
-    def limits(self) -> Limits:
-        """The session's limits."""
-
-    @property
-    def redactor(self) -> Redactor:
-        """Takes the session's secrets out of what is shown."""
-
-    @property
-    def runtime(self) -> Runtime:
-        """The session's extensions."""
 
     async def submit(self, request: CallRequest) -> Run:
         """Begin a call; the run that is current is its parent."""

@@ -41,7 +41,8 @@ from replsvc.extension.available import Available
 from replsvc.lasting import Lasting, SessionLeft, end_calls, sessions_left
 from replsvc.opening import Opener
 from replsvc.runtime_dir import runtime_dir
-from replsvc.session import Session, SessionParts
+from replsvc.session import Session
+from replsvc.session_parts import SessionParts
 from replsvc.session_values import Mount, SessionRequest, first_problem
 from replsvc.store.artifacts import ArtifactFiles
 from replsvc.store.log import EventLog

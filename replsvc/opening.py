@@ -33,7 +33,7 @@ from replsvc.lasting import (
     last_start,
 )
 from replsvc.probe import EnvironmentFacts, probe
-from replsvc.session import SessionParts
+from replsvc.session_parts import SessionParts
 from replsvc.session_values import Mount, SessionRequest, first_problem, lower_limits
 from replsvc.store.artifacts import ArtifactFiles
 from replsvc.store.log import EventLog

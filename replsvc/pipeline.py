@@ -42,47 +42,27 @@ from replsvc.errors import (
     StorageError,
 )
 from replsvc.extension.describe import BaseFacts
-from replsvc.extension.issues import nearest
+from replsvc.extension.issues import nearest, refused
 from replsvc.inputs import asks_of
 from replsvc.interaction import Interaction
 from replsvc.kernel_slot import Started
 from replsvc.lasting import Lasting, outputs
-from replsvc.output import clip, mime_text, result_text, tokens_estimate
+from replsvc.output import LONG_CHARS, clip, mime_text, result_text, tokens_estimate
 from replsvc.policy import decide
 from replsvc.recorder import Recorder
-from replsvc.redaction import Redactor
 from replsvc.run import Run, Turns, work_for
 from replsvc.store.log import EventLog
 from replsvc.tool_call import ToolHost, run_tool
 from replsvc_kernels.kernel import LastingKernel
 from replsvc_kernels.messages import Output
 
-# Above this, text is shortened in a worker thread.
-LONG_CHARS = 256 * 1024
-
 
 class Host(ToolHost, CallsTools, Protocol):
     """What a call needs of its session."""
 
     @property
-    def id(self) -> str:
-        """The session's id."""
-
-    @property
     def log(self) -> EventLog:
         """Where everything that happens goes first."""
-
-    @property
-    def limits(self) -> Limits:
-        """The session's limits."""
-
-    @property
-    def truncation(self) -> Keep:
-        """Which part of a long output the model sees, unless a call says so itself."""
-
-    @property
-    def redactor(self) -> Redactor:
-        """Takes the session's secrets out of what is logged and shown."""
 
     @property
     def turns(self) -> Turns:
@@ -167,11 +147,7 @@ def _refusal(run: Run, host: Host) -> Outcome | None:
     try:
         value = repl.ReplInput.model_validate(run.input)
     except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(map(str, item['loc'])) or 'input'}: {item['msg']}"
-            for item in error.errors(include_url=False, include_input=False)
-        )
-        return _refused("invalid_input", f"Invalid input for {repl.NAME}: {problems}.")
+        return _refused("invalid_input", f"Invalid input for {repl.NAME}: {refused(error)}.")
     size = len(value.code.encode("utf-8", "surrogatepass"))
     if size > host.limits.max_code_bytes:
         return _refused(

@@ -11,8 +11,6 @@ import math
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import trio
@@ -20,15 +18,12 @@ from pydantic import ValidationError
 
 from replsvc import causes, repl, workspace
 from replsvc.artifacts import Artifacts
-from replsvc.backends import Chosen
 from replsvc.background_log import BackgroundLog
 from replsvc.batches import run_batch
 from replsvc.call_log import CallLog
 from replsvc.call_table import CallTable
 from replsvc.calls import Batch, Call, CallRequest, Cause, Draft, Event, Status, utc_now
 from replsvc.cell import CellEnd
-from replsvc.changes import Notices
-from replsvc.config import Limits
 from replsvc.errors import (
     ExtensionDisposeError,
     InvalidInputError,
@@ -40,76 +35,33 @@ from replsvc.errors import (
 )
 from replsvc.extension.context import SessionView
 from replsvc.extension.describe import BaseFacts, compose
-from replsvc.extension.resolve import ResolvedExtension
 from replsvc.extension.runtime import Runtime
 from replsvc.interaction import Interaction
-from replsvc.kernel_slot import KernelPlan, KernelSlot, Started, text_of
-from replsvc.lasting import CallLeft, Lasting
+from replsvc.kernel_slot import KernelSlot, Started, text_of
+from replsvc.lasting import CallLeft
 from replsvc.pipeline import run_call
 from replsvc.redaction import Redactor
 from replsvc.run import Run, Turns, current, fingerprint
+from replsvc.session_parts import SessionParts
 from replsvc.session_values import (
     ExtensionInfo,
     InputAnswer,
     InputInfo,
     InterruptResult,
-    Mount,
     SessionInfo,
-    SessionRequest,
     State,
     ToolInfo,
     first_problem,
 )
-from replsvc.store.artifacts import ArtifactFiles
-from replsvc.store.log import EventLog
 from replsvc.store.pending import Pending
 from replsvc.usage import watches
 from replsvc_kernels.kernel import LastingKernel
 from replsvc_kernels.messages import Exit, SetupReport
-from replsvc_kernels.workspaces import Workspace
 
 # `interrupt` answers within a second, whatever the kernel does.
 INTERRUPT_ANSWER_S = 0.8
 IN_CELL: frozenset[Status] = frozenset(("running", "waiting"))
 """A call with one of these has a cell that can be stopped."""
-
-
-@dataclass(frozen=True, slots=True)
-class SessionParts:
-    """What the coordinator hands to a new session: everything resolved and checked."""
-
-    id: str
-    request: SessionRequest
-    tenant: str
-    limits: Limits
-    chosen: Chosen
-    extensions: tuple[ResolvedExtension, ...]
-    plan: KernelPlan
-    place: Workspace
-    mounts: tuple[Mount, ...]
-    log: EventLog
-    notices: Notices
-    files: ArtifactFiles
-    facts: Callable[[], Awaitable[BaseFacts]]
-    lasting: Lasting | None
-    """The facts of its description."""
-
-    @property
-    def workspace(self) -> Path:
-        """Where the host finds the session's files; what is beneath it is hostile."""
-        return self.place.path
-
-    @property
-    def workspace_bound(self) -> Literal["hard", "soft"] | None:
-        """See `SessionInfo`."""
-        if self.place.size_bytes is None:
-            return None
-        return "hard" if self.place.hard else "soft"
-
-    @property
-    def links(self) -> tuple[Mount, ...]:
-        """Mounts that are links in the workspace, where there is no mount namespace for them."""
-        return self.mounts if self.chosen.isolation == "none" else ()
 
 
 class Session:
@@ -210,17 +162,14 @@ class Session:
         self._closing = True
         for run in self.turns.waiting():
             run.control.cancel()
-        if (holder := self.turns.holder) is not None:
-            if because is not None:
-                holder.control.end_for(because)
-            else:
-                holder.control.end("closed")
+        holder = self.turns.holder
         for run in self._calls.living():
-            if run.request.tool != repl.NAME:
-                if because is not None:
-                    run.control.end_for(because)
-                else:
-                    run.control.end("closed")
+            if run is not holder and run.request.tool == repl.NAME:
+                continue
+            if because is not None:
+                run.control.end_for(because)
+            else:
+                run.control.end("closed")
         for run in self._calls.living():
             await run.wait_ended()
         # Released and not cancelled: a kernel that is asked to end runs its exit handlers.

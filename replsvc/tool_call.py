@@ -36,16 +36,16 @@ from replsvc.calls import (
 from replsvc.config import Limits
 from replsvc.extension import handlers
 from replsvc.extension.context import ToolContext
+from replsvc.extension.issues import refused
 from replsvc.extension.results import Checked, Image, ResultError, checked, encoded, json_text
-from replsvc.extension.runtime import BoundTool, Runtime
-from replsvc.output import Picture, Unshown, clip, fit, result_text, tokens_estimate
+from replsvc.extension.runtime import BoundTool
+from replsvc.output import LONG_CHARS, Picture, Unshown, clip, fit, result_text, tokens_estimate
 from replsvc.policy import PolicyHost, Verdict, decide
 from replsvc.redaction import Redactor
 from replsvc.run import Run
 
 MAX_MESSAGE_CHARS = 4_000
 """Of what a handler's exception says."""
-LONG_CHARS = 256 * 1024
 LOG_PIECE_BYTES = 1024 * 1024
 _NOTHING = object()
 
@@ -56,24 +56,8 @@ class ToolHost(PolicyHost, Protocol):
     """What a tool's call needs of its session."""
 
     @property
-    def id(self) -> str:
-        """The session's id."""
-
-    @property
-    def limits(self) -> Limits:
-        """The session's limits."""
-
-    @property
     def truncation(self) -> Keep:
         """Which part of a long text the model sees, unless a call says so itself."""
-
-    @property
-    def redactor(self) -> Redactor:
-        """Takes the session's secrets out of what is logged and shown."""
-
-    @property
-    def runtime(self) -> Runtime:
-        """The session's extensions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,11 +140,7 @@ def _validated(
     try:
         return tool.shape.model.model_validate(given)
     except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(map(str, item['loc'])) or 'input'}: {item['msg']}"
-            for item in error.errors(include_url=False, include_input=False, include_context=False)
-        )
-        return _invalid(tool.name, problems[:MAX_MESSAGE_CHARS])
+        return _invalid(tool.name, refused(error)[:MAX_MESSAGE_CHARS])
     except Exception as error:  # noqa: BLE001 - a stranger's validators may raise anything
         raised = handlers.Raised(error)
         _tell(run, host, bound, "a validator failed", raised)

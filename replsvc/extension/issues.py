@@ -12,6 +12,8 @@ from replsvc.errors import ExtensionError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from pydantic import ValidationError
+
 SHOWN = 500
 """Characters of a stranger's text (an exception's message, a name) that an issue repeats."""
 
@@ -37,6 +39,14 @@ def shown(value: object) -> str:
         return clip(repr(value))
     except Exception:  # noqa: BLE001 - a stranger's __repr__ may raise anything
         return f"a {type(value).__qualname__}"
+
+
+def refused(error: ValidationError) -> str:
+    """What pydantic refuses of an input, field by field, without the values."""
+    return "; ".join(
+        f"{'.'.join(map(str, item['loc'])) or 'input'}: {item['msg']}"
+        for item in error.errors(include_url=False, include_input=False, include_context=False)
+    )
 
 
 def raised(error: BaseException) -> str:

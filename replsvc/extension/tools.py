@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, Protocol, TypeAlias, cast, overload
 
 from pydantic import BaseModel
-from typing_extensions import TypeVar
+from typing_extensions import TypedDict, TypeVar, Unpack
 
 from replsvc.extension.context import ToolContext
 from replsvc.extension.issues import extension_error, raised, shown
@@ -79,6 +79,20 @@ class Decorator(Protocol):
     def __call__(self, handler: Callable[..., Answer], /) -> Tool[Any]: ...
 
 
+class Fields(TypedDict, total=False):
+    """What `tool` takes besides the handler; each is said there."""
+
+    name: str | None
+    description: str | None
+    input: type[BaseModel] | None
+    output: type[BaseModel] | None
+    execution: Execution
+    prepare: Prepare | None
+    timeout_s: float | None
+    guidelines: Sequence[str]
+    services: Sequence[type]
+
+
 # The overloads only tell a handler's resource from what it returns.
 @overload
 def tool(handler: Callable[[ToolContext[R]], Answer], /) -> Tool[R]: ...
@@ -90,63 +104,30 @@ def tool(handler: Callable[..., Answer], /) -> Tool[Any]: ...
 def tool(
     *,
     handler: Callable[[ToolContext[R]], Answer],
-    name: str | None = None,
-    description: str | None = None,
-    input: type[BaseModel] | None = None,
-    output: type[BaseModel] | None = None,
-    execution: Execution = "parallel",
-    prepare: Prepare | None = None,
-    timeout_s: float | None = 60.0,
-    guidelines: Sequence[str] = (),
-    services: Sequence[type] = (),
+    **fields: Unpack[Fields],
 ) -> Tool[R]: ...
 @overload
 def tool(
     *,
     handler: Callable[[I, ToolContext[R]], Answer],
-    name: str | None = None,
-    description: str | None = None,
-    input: type[BaseModel] | None = None,
-    output: type[BaseModel] | None = None,
-    execution: Execution = "parallel",
-    prepare: Prepare | None = None,
-    timeout_s: float | None = 60.0,
-    guidelines: Sequence[str] = (),
-    services: Sequence[type] = (),
+    **fields: Unpack[Fields],
 ) -> Tool[R]: ...
 @overload
 def tool(
     *,
     handler: Callable[..., Answer],
-    name: str | None = None,
-    description: str | None = None,
-    input: type[BaseModel] | None = None,
-    output: type[BaseModel] | None = None,
-    execution: Execution = "parallel",
-    prepare: Prepare | None = None,
-    timeout_s: float | None = 60.0,
-    guidelines: Sequence[str] = (),
-    services: Sequence[type] = (),
+    **fields: Unpack[Fields],
 ) -> Tool[Any]: ...
 @overload
 def tool(
-    *,
-    name: str | None = None,
-    description: str | None = None,
-    input: type[BaseModel] | None = None,
-    output: type[BaseModel] | None = None,
-    execution: Execution = "parallel",
-    prepare: Prepare | None = None,
-    timeout_s: float | None = 60.0,
-    guidelines: Sequence[str] = (),
-    services: Sequence[type] = (),
+    **fields: Unpack[Fields],
 ) -> Decorator: ...
 def tool(
     bare: Callable[..., Any] | None = None,
     /,
     *,
     handler: Callable[..., Any] | None = None,
-    **fields: Any,
+    **fields: Unpack[Fields],
 ) -> Tool[Any] | Decorator:
     """Make a tool: `tool(handler=..., ...)`, or as a decorator, `@tool` or `@tool(...)`.
 

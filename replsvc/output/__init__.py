@@ -6,9 +6,10 @@ from replsvc.output.page import Page
 from replsvc.output.pictures import Picture, Unshown, candidates, fit
 from replsvc.output.result import clean_traceback, result_text
 from replsvc.output.terminal import strip_ansi
-from replsvc.output.view import ModelView, View, clip, tokens_estimate
+from replsvc.output.view import LONG_CHARS, ModelView, View, clip, tokens_estimate
 
 __all__ = [
+    "LONG_CHARS",
     "ModelView",
     "Page",
     "Picture",

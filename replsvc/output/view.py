@@ -10,6 +10,8 @@ from replsvc.output.budget import Extent, Notice, line_count, prefix, shown, suf
 from replsvc.output.slots import Slots
 from replsvc.output.terminal import Line, Stripper, has_moves
 
+LONG_CHARS = 256 * 1024
+"""A text that is longer is shortened, or redacted, in a worker thread."""
 _BREAK = b"\n"
 
 

@@ -5,10 +5,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    asynccontextmanager,
+    nullcontext,
+    suppress,
+)
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import trio
 
@@ -41,6 +47,8 @@ from replsvc_kernels.sandbox.session_root import RUN, WORK
 
 if TYPE_CHECKING:
     from replsvc_kernels.backends.fork_servers import ForkServers
+
+T = TypeVar("T")
 
 # Servers that may die while they fork the same kernel.
 ATTEMPTS = 3
@@ -190,17 +198,11 @@ class ForkServerBackend(Backend):
         async with self._placed(spec, name, unused=unused) as place:
             request = self._request(spec, name, place.user, unused=unused)
             async with background_nursery() as nursery:
-                ends, process = await self._forked(
-                    request, place.directory, spec, place.group, deadline
-                )
+                ends, process = await self._forked(request, spec, place, deadline)
                 gone = self._server.gone
                 with ExitStack() as stack:
                     stack.callback(ends.pump.close)
-                    stack.enter_context(
-                        self._holding(
-                            spec, name, place.user, place.group, place.directory, ends, process
-                        )
-                    )
+                    stack.enter_context(self._holding(spec, name, place, ends, process))
                     process.accounts = Accounts(place.group, spec.resources, own_workspace(spec))
                     nursery.start_soon(process.run)
                     async with guest_kernel(
@@ -245,9 +247,7 @@ class ForkServerBackend(Backend):
         self,
         _spec: LaunchSpec,
         _name: str,
-        _user: int,
-        _group: cgroups.Cgroup | None,
-        _place: int,
+        _place: Place,
         _ends: GuestEnds,
         _process: ForkedProcess,
     ) -> AbstractContextManager[None]:
@@ -270,31 +270,24 @@ class ForkServerBackend(Backend):
         return f"/proc/self/fd/{place}/k", f"{RUN}/k"
 
     async def _forked(
-        self,
-        request: Mapping[str, Any],
-        place: int,
-        spec: LaunchSpec,
-        group: cgroups.Cgroup | None,
-        deadline: float,
+        self, request: Mapping[str, Any], spec: LaunchSpec, place: Place, deadline: float
     ) -> tuple[GuestEnds, ForkedProcess]:
-        """A kernel's process, and what we hold of it; from the next server if this one dies."""
+        """A kernel's process, and what we hold of it."""
+        unused = bool(request["unused"])
+
+        async def fork() -> tuple[GuestEnds, ForkedProcess]:
+            # Each time new ones: a kernel may have them whose server died before it said so.
+            ends = self._new_ends(place.directory, spec, unused=unused)
+            with ExitStack() as undo, ends.theirs as theirs:
+                undo.callback(ends.pump.close)
+                own = (ends.guest_end.fileno(), *ends.stdio)
+                fds = self._descriptors(theirs, request, own, spec, place.group)
+                process = await self._server.fork(fds, unused=unused)
+                undo.pop_all()
+            return ends, process
+
         with trio.move_on_at(deadline):
-            for attempt in range(ATTEMPTS):
-                # Each time new ones: a kernel may have them whose server died before it said so.
-                unused = bool(request["unused"])
-                ends = self._new_ends(place, spec, unused=unused)
-                with ExitStack() as undo, ends.theirs as theirs:
-                    undo.callback(ends.pump.close)
-                    own = (ends.guest_end.fileno(), *ends.stdio)
-                    fds = self._descriptors(theirs, request, own, spec, group)
-                    try:
-                        process = await self._server.fork(fds, unused=unused)
-                    except ServerEnded:
-                        if attempt + 1 == ATTEMPTS:
-                            raise
-                    else:
-                        undo.pop_all()
-                        return ends, process
+            return await by_a_server(fork)
         raise LaunchTimeout(f"the kernel was not forked after {spec.startup_timeout_s:g} s")
 
     def _descriptors(
@@ -396,6 +389,14 @@ class ForkServerBackend(Backend):
             },
             "env": _environment(spec),
         }
+
+
+async def by_a_server(fork: Callable[[], Awaitable[T]]) -> T:
+    """What `fork` gives; by the next server if this one dies."""
+    for _ in range(ATTEMPTS - 1):
+        with suppress(ServerEnded):
+            return await fork()
+    return await fork()
 
 
 def _environment(spec: LaunchSpec) -> dict[str, str]:

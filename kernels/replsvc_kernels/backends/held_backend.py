@@ -12,14 +12,14 @@ from replsvc_kernels._held import HeldKernel
 from replsvc_kernels._pipes import Pump
 from replsvc_kernels._spool import HeldPump
 from replsvc_kernels.backends.forked import ForkedProcess
-from replsvc_kernels.backends.forkserver import ForkServerBackend
+from replsvc_kernels.backends.forkserver import ForkServerBackend, Place
 from replsvc_kernels.backends.guest_kernel import GuestEnds
 from replsvc_kernels.backends.held import Holder
 from replsvc_kernels.backends.held_server import HeldServer
 from replsvc_kernels.backends.session_ids import SessionIds
 from replsvc_kernels.kernel import LaunchSpec
 from replsvc_kernels.messages import Limits
-from replsvc_kernels.sandbox import cgroups, namespaces
+from replsvc_kernels.sandbox import namespaces
 
 if TYPE_CHECKING:
     from replsvc_kernels.backends.surviving import SurvivingServers
@@ -68,19 +68,17 @@ class SurvivingBackend(ForkServerBackend):
         self,
         spec: LaunchSpec,
         name: str,
-        user: int,
-        group: cgroups.Cgroup | None,
-        place: int,
+        place: Place,
         ends: GuestEnds,
         process: ForkedProcess,
     ) -> Iterator[None]:
         """From here on the kernel outlives us."""
-        holder = self._servers.holder
+        holder, group = self._servers.holder, place.group
         facts = {
             "key": ends.connection.key.decode(),
             "nonce": ends.nonce.decode(),
             "pid": process.pid,
-            "user": user,
+            "user": place.user,
             "ours": self._ids is self._servers.ids[1],
             "group": Path(group.paths[0]).name.removeprefix("s-") if group is not None else "",
             "limits": {
@@ -91,7 +89,7 @@ class SurvivingBackend(ForkServerBackend):
             "isolation": "full",
             **self._server.facts_of(process),
         }
-        fds = (ends.guest.fileno(), *process.handles, place)
+        fds = (ends.guest.fileno(), *process.handles, place.directory)
         holder.put(f"kernels/{name}", fds, facts=facts)
         try:
             yield

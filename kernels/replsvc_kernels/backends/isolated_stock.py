@@ -18,12 +18,11 @@ import trio
 from replsvc_kernels.backends.accounts import Accounts
 from replsvc_kernels.backends.base import Connection
 from replsvc_kernels.backends.foreign import LastPrinted, foreign_kernel, too_late
-from replsvc_kernels.backends.fork_server import ServerEnded
 from replsvc_kernels.backends.forked import ForkedProcess
 from replsvc_kernels.backends.forkserver import (
-    ATTEMPTS,
     ForkServerBackend,
     Place,
+    by_a_server,
     own_workspace,
 )
 from replsvc_kernels.backends.stock import connection_file
@@ -87,26 +86,24 @@ class IsolatedStockBackend(ForkServerBackend):
         spec: LaunchSpec,
         place: Place,
     ) -> ForkedProcess:
-        """The program's process, from the next server if this one dies. Raises `LaunchError`."""
-        for attempt in range(ATTEMPTS):
+        """The program's process. Raises `LaunchError`."""
+
+        async def fork() -> ForkedProcess:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             ours.setblocking(False)
             with ours:
-                try:
-                    with theirs, ExitStack() as stack:
-                        own = (theirs.fileno(), printed.write_end, printed.write_end)
-                        fds = self._descriptors(stack, request, own, spec, place.group)
-                        process = await self._server.fork(fds)
-                except ServerEnded:
-                    if attempt + 1 == ATTEMPTS:
-                        raise
-                    continue
-                printed.close_write_end()
+                with theirs, ExitStack() as stack:
+                    own = (theirs.fileno(), printed.write_end, printed.write_end)
+                    fds = self._descriptors(stack, request, own, spec, place.group)
+                    process = await self._server.fork(fds)
                 if (refused := await _refusal(ours)) is None:
                     return process
                 await self._abandon(process)
                 raise LaunchError(refused)
-        raise AssertionError("each attempt returns or raises")
+
+        process = await by_a_server(fork)
+        printed.close_write_end()
+        return process
 
     @staticmethod
     async def _abandon(process: ForkedProcess) -> None:
