@@ -8,9 +8,8 @@ docstring.
 from __future__ import annotations
 
 import math
-import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Literal
 
 import trio
@@ -20,28 +19,23 @@ from replsvc import causes, repl, workspace
 from replsvc.artifacts import Artifacts
 from replsvc.background_log import BackgroundLog
 from replsvc.batches import run_batch
-from replsvc.call_log import CallLog
-from replsvc.call_table import CallTable
-from replsvc.calls import Batch, Call, CallRequest, Cause, Draft, Event, Status, utc_now
+from replsvc.calls import Batch, Call, CallRequest, Cause, Draft, Event, Status
 from replsvc.cell import CellEnd
 from replsvc.errors import (
     ExtensionDisposeError,
     InvalidInputError,
-    QueueFullError,
-    ReentrantCallError,
     ReplsvcError,
-    ServiceStoppingError,
-    SessionClosedError,
 )
 from replsvc.extension.context import SessionView
 from replsvc.extension.describe import BaseFacts, compose
 from replsvc.extension.runtime import Runtime
+from replsvc.intake import Intake
 from replsvc.interaction import Interaction
 from replsvc.kernel_slot import KernelSlot, Started, text_of
 from replsvc.lasting import CallLeft
 from replsvc.pipeline import run_call
 from replsvc.redaction import Redactor
-from replsvc.run import Run, Turns, current, fingerprint
+from replsvc.run import Run, Turns
 from replsvc.session_parts import SessionParts
 from replsvc.session_values import (
     ExtensionInfo,
@@ -89,11 +83,9 @@ class Session:
         self.turns = Turns()
         self.interaction = Interaction(parts.id)
         self.fresh_each_call = parts.request.lifetime == "call"
-        self.created_at = self.last_used_at = utc_now()
         self._state: State = "starting"
         self._has_guest = True
         self._reports: dict[str, SetupReport] = {}
-        self._calls = CallTable(parts.id, parts.log)
         self._slot = KernelSlot(
             parts.plan, self.redactor, on_started=self._started, on_died=self._died
         )
@@ -101,9 +93,11 @@ class Session:
             parts.limits, parts.place, self._slot, lambda: self.turns.holder is not None
         )
         self._nursery: trio.Nursery | None = None
-        self._used_at = 0.0
-        self._closing = False
         self.lasting = parts.lasting
+        self._intake = Intake(
+            parts.id, parts.log, parts.limits, self.redactor, self.turns, parts.lasting, self._take
+        )
+        self.created_at = self._intake.last_used_at
         self.closed = trio.Event()
         self.scope = trio.CancelScope()
 
@@ -133,6 +127,7 @@ class Session:
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
+                self._intake.begin(nursery)
                 nursery.start_soon(self._slot.run)
                 try:
                     await self._slot.acquire()
@@ -149,8 +144,7 @@ class Session:
         finally:
             self._state = "failed" if first is not None else "stopped"
             self._nursery = None
-            for run in self._calls.living():
-                run.fail(SessionClosedError(f"session {self.id} has ended", hint="Open another."))
+            self._intake.end()
         if first is not None:
             raise first
 
@@ -159,18 +153,18 @@ class Session:
 
         `because` is the limit that the session has reached; without one it was closed.
         """
-        self._closing = True
+        self._intake.close()
         for run in self.turns.waiting():
             run.control.cancel()
         holder = self.turns.holder
-        for run in self._calls.living():
+        for run in self._intake.calls.living():
             if run is not holder and run.request.tool == repl.NAME:
                 continue
             if because is not None:
                 run.control.end_for(because)
             else:
                 run.control.end("closed")
-        for run in self._calls.living():
+        for run in self._intake.calls.living():
             await run.wait_ended()
         # Released and not cancelled: a kernel that is asked to end runs its exit handlers.
         await self._slot.release()
@@ -214,16 +208,16 @@ class Session:
         idle_s = self.limits.idle_timeout_s
         if idle_s is None:
             return
-        self._used_at = trio.current_time()
+        self._intake.used_at = trio.current_time()
         while True:
             # By the clock, not woken by each call: that would be a good part of a small one.
-            if (due := self._used_at + idle_s) > trio.current_time():
+            if (due := self._intake.used_at + idle_s) > trio.current_time():
                 await trio.sleep_until(due)
                 continue
-            if not self._calls.living() and self._slot.current is not None:
+            if not self._intake.calls.living() and self._slot.current is not None:
                 self._state = "stopped"
                 await self._slot.release()
-                cause = causes.idle(idle_s, trio.current_time() - self._used_at)
+                cause = causes.idle(idle_s, trio.current_time() - self._intake.used_at)
                 self._event(
                     "session_changed",
                     state="stopped",
@@ -322,72 +316,7 @@ class Session:
                 await run.wait_ended()
             raise
 
-    async def submit(self, request: CallRequest, *, after: Run | None = None) -> Run:
-        """Begin a call; returns at once. The same id with the same request is the same call.
-
-        Raises `ConflictError` for an id that another request has, `QueueFullError`,
-        `ReentrantCallError` where code in this very kernel waits for whoever asks, and
-        `SessionClosedError`; then nothing has changed. The call of a tool is looked at once `after`
-        has been.
-        """
-        self._check_open()
-        mark = None
-        if request.id is not None:
-            # Nobody can send a request again under an id that we make for it.
-            mark = fingerprint(request)
-            known = await self._calls.known(request.id, mark)
-            if known is not None:
-                return known
-        self._check_open()
-        self._check_limits(request)
-        parent, takes_kernel = current(), request.tool == repl.NAME
-        if takes_kernel:
-            self._check_reentrant(parent)
-        call_id = request.id or f"c_{secrets.token_urlsafe(12)}"
-        run = Run(call_id, self.id, request, utc_now(), parent)
-        run.before = after
-        if takes_kernel:
-            if self.turns.holder is not None and len(self.turns) >= self.limits.queue_limit:
-                raise self._queue_full()
-            self.turns.join(run)
-        self._calls.add(run)
-        run.log = CallLog(self.log, self.id, self._started_draft(run, mark))
-        if self.lasting is not None and takes_kernel:
-            # A tool's call is not begun again by another coordinator: nobody knows how far it got.
-            self.lasting.call(run.id, request)
-        if request.detach or self.lasting is not None:
-            run.log.announce()
-        self._used_at = trio.current_time()
-        self.last_used_at = run.created_at
-        assert self._nursery is not None
-        self._nursery.start_soon(self._take_through, run)
-        return run
-
-    async def go_on(self, calls: Sequence[CallLeft]) -> None:
-        """Take calls to their end that an earlier coordinator had, in their order.
-
-        Raises `StorageError`.
-        """
-        assert self._nursery is not None
-        first = True
-        for call in calls:
-            start = await self.log.find(self.id, call.id, "call_started")
-            created_at = utc_now() if start is None else start.at
-            run = Run(call.id, self.id, call.request, created_at)
-            if start is None:
-                draft = self._started_draft(run, fingerprint(call.request))
-                run.log = CallLog(self.log, self.id, draft)
-            else:
-                run.log = CallLog.again(self.log, self.id, start)
-            if call.request.tool == repl.NAME:
-                run.resumes, first = first and call.begun, False
-                self.turns.join(run)
-            self._calls.add(run)
-            assert self.lasting is not None
-            self.lasting.call(run.id, run.request, begun=run.resumes)
-            self._nursery.start_soon(self._take_through, run)
-
-    async def _take_through(self, run: Run) -> None:
+    async def _take(self, run: Run) -> None:
         try:
             await run_call(run, self)
             if self.lasting is not None and run.request.tool == repl.NAME:
@@ -398,96 +327,25 @@ class Session:
         finally:
             if run.resumes and (adopted := self._parts.plan.adopted) is not None:
                 adopted.resumed.set()
-            if not run.ended:  # the session crashed: whoever waits must hear of it
-                run.fail(SessionClosedError(f"session {self.id} has ended", hint="Open another."))
-            self.turns.leave(run)
-            self._calls.ended(run)
-            self._used_at = trio.current_time()
 
-    def _started_draft(self, run: Run, mark: str | None) -> Draft:
-        data = {
-            "tool": run.request.tool,
-            "title": run.title,
-            "input": run.request.input,
-            "timeout_s": run.request.timeout_s,
-            "detach": run.request.detach,
-            "created_at": run.created_at.isoformat(),
-        }
-        if run.parent_id is not None:
-            data["parent_call_id"] = run.parent_id
-        if mark is not None:
-            data["fingerprint"] = mark
-        clean = self.redactor.json(data) if self.redactor else data
-        return Draft(kind="call_started", call_id=run.id, data=clean)
+    async def submit(self, request: CallRequest, *, after: Run | None = None) -> Run:
+        """Begin a call; returns at once. See `Intake.submit`, also for what it raises."""
+        return await self._intake.submit(request, after=after)
 
-    def _check_open(self) -> None:
-        if self._closing:
-            raise ServiceStoppingError(f"session {self.id} is closing", hint="Open another.")
-        if self._nursery is None:
-            raise SessionClosedError(f"session {self.id} has ended", hint="Open another.")
+    def following(self, run: Run) -> AbstractAsyncContextManager[None]:
+        """Be one who waits for `run`. See `Intake.following`."""
+        return self._intake.following(run)
 
-    def _check_reentrant(self, parent: Run | None) -> None:
-        """Refuse what could only begin when its own ancestor has ended."""
-        while parent is not None and not parent.ended:
-            if parent.session_id == self.id and parent.request.tool == repl.NAME:
-                raise ReentrantCallError(
-                    f"call {parent.id} has the kernel of session {self.id} and waits for this one.",
-                    hint="Return what the code needs, and let the code do the rest.",
-                )
-            parent = parent.parent
+    async def go_on(self, calls: Sequence[CallLeft]) -> None:
+        """Take calls to their end that an earlier coordinator had, in their order.
 
-    def _check_limits(self, request: CallRequest) -> None:
-        ours = self.limits.timeout_s
-        if ours is None or request.timeout_s is None:
-            return
-        if request.timeout_s == "none" or request.timeout_s > ours:
-            raise InvalidInputError(
-                f"timeout_s can be at most {ours:g} in this session.",
-                hint="Give less, or have the operator raise the limit.",
-            )
-
-    def _queue_full(self) -> QueueFullError:
-        holder = self.turns.holder
-        assert holder is not None
-        since = holder.started_at or holder.created_at
-        return QueueFullError(
-            f"{len(self.turns)} calls wait already for the kernel of session {self.id}.",
-            hint=f"Call {holder.id} runs since {since:%H:%M:%S} UTC: follow its output at "
-            f"/v1/sessions/{self.id}/events, interrupt it, or wait.",
-            details={
-                "running": holder.id,
-                "since": since.isoformat(),
-                "running_title": holder.title,
-            },
-        )
+        Raises `StorageError`.
+        """
+        await self._intake.go_on(calls)
 
     async def find(self, call_id: str) -> Call:
         """The call as it is now. Raises `CallNotFoundError`, `StorageError`."""
-        return await self._calls.find(call_id)
-
-    @asynccontextmanager
-    async def following(self, run: Run) -> AsyncIterator[None]:
-        """Be one who waits for `run`. When the last one leaves, an attached call is interrupted.
-
-        That happens after `disconnect_grace_s` without anybody; a detached call, or one with
-        `on_disconnect="continue"`, goes on.
-        """
-        run.followers += 1
-        run.followed.set()
-        try:
-            yield
-        finally:
-            run.followers -= 1
-            attached = not run.request.detach and run.request.on_disconnect == "interrupt"
-            if run.followers == 0 and attached and not run.ended and self._nursery is not None:
-                run.followed = trio.Event()
-                self._nursery.start_soon(self._abandoned, run)
-
-    async def _abandoned(self, run: Run) -> None:
-        with trio.move_on_after(self.limits.disconnect_grace_s):
-            await run.followed.wait()
-        if run.followers == 0 and not run.ended:
-            run.control.cancel()
+        return await self._intake.calls.find(call_id)
 
     # Answers
 
@@ -555,7 +413,7 @@ class Session:
         reason: Literal["restart", "reset"],
         without_kernel: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        self._check_open()
+        self._intake.check_open()
         # Queued calls, and a kernel's own end, would start the next one too early.
         with self._slot.held():
             holder = self.turns.holder
@@ -631,7 +489,7 @@ class Session:
             environment=request.environment,
             survive_restart=request.survive_restart,
             created_at=self.created_at,
-            last_used_at=self.last_used_at,
+            last_used_at=self._intake.last_used_at,
             extensions=tuple(
                 ExtensionInfo(
                     name=extension.name,

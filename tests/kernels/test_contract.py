@@ -458,8 +458,10 @@ async def test_a_kernel_killed_while_it_waits_for_an_answer_says_so(rig: Rig) ->
         while not isinstance(asked, InputRequest):
             asked = await anext(outputs)
         kill_from_outside(kernel)
+        # What it had said before may come first: it travels by another way than the question.
         with pytest.raises(KernelDied):
-            await anext(outputs)
+            while True:
+                await anext(outputs)
         assert not await cell.answer(asked, "too late")
 
 
