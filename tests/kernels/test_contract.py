@@ -451,6 +451,11 @@ async def test_a_question_is_answered_once(rig: Rig) -> None:
         assert cell.reply.status == "ok"
 
 
+async def to_the_end(outputs: AsyncIterator[Output]) -> None:
+    async for _ in outputs:
+        pass
+
+
 async def test_a_kernel_killed_while_it_waits_for_an_answer_says_so(rig: Rig) -> None:
     async with rig.open() as kernel, kernel.execute(ASKS, cell="c", stdin=True) as cell:
         outputs = aiter(cell)
@@ -460,8 +465,7 @@ async def test_a_kernel_killed_while_it_waits_for_an_answer_says_so(rig: Rig) ->
         kill_from_outside(kernel)
         # What it had said before may come first: it travels by another way than the question.
         with pytest.raises(KernelDied):
-            while True:
-                await anext(outputs)
+            await to_the_end(outputs)
         assert not await cell.answer(asked, "too late")
 
 
