@@ -49,11 +49,14 @@ if TYPE_CHECKING:
     )
     from replsvc.extension.context import SetupContext, ToolContext
     from replsvc.extension.contract import Extension
+    from replsvc.extension.file_locks import file_lock
     from replsvc.extension.hooks import Block, HookContext, Hooks, ToolCallEvent
+    from replsvc.extension.paths import inside
     from replsvc.extension.quote import quote
     from replsvc.extension.results import Image, ToolResult
     from replsvc.extension.secret import Secret
     from replsvc.extension.tools import Tool, tool
+    from replsvc.extension.truncation import truncate
     from replsvc.session import Session
     from replsvc.session_values import Mount, SessionRequest
 
@@ -102,8 +105,11 @@ __all__ = [
     "ToolCallEvent",
     "ToolContext",
     "ToolResult",
+    "file_lock",
+    "inside",
     "quote",
     "tool",
+    "truncate",
 ]
 
 _HOMES = {
@@ -129,8 +135,11 @@ _HOMES = {
     "Tool": "extension.tools",
     "ToolContext": "extension.context",
     "ToolResult": "extension.results",
+    "file_lock": "extension.file_locks",
+    "inside": "extension.paths",
     "quote": "extension.quote",
     "tool": "extension.tools",
+    "truncate": "extension.truncation",
 }
 
 
