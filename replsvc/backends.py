@@ -113,10 +113,15 @@ class Chosen:
 
 
 class Backends:
-    """The backends of one coordinator. `running` keeps the fork servers of those that isolate."""
+    """The backends of one coordinator. `running` keeps the fork servers of those that isolate.
 
-    def __init__(self, config: Config, runtime: Path, sessions: Path) -> None:
-        self._config, self._runtime = config, runtime
+    `given` is the one for all sessions, in place of what the settings choose.
+    """
+
+    def __init__(
+        self, config: Config, runtime: Path, sessions: Path, given: Backend | None = None
+    ) -> None:
+        self._config, self._runtime, self._given = config, runtime, given
         pool = PoolSize(min(config.pool_min, config.pool_max), config.pool_max)
         self._servers = ForkServers(
             runtime, sessions, config.limits.startup_timeout_s, pool, config.max_sessions
@@ -144,6 +149,8 @@ class Backends:
         Raises `IsolationUnavailableError` for isolation that can't be given, saying which layer is
         missing, `BackendUnavailableError` for an environment or kernelspec that can't be used.
         """
+        if self._given is not None:
+            return Chosen(self._given, "none")
         isolation = isolation_of(self._config, request)
         environment = environment_of(self._config, request)
         if request.survive_restart:

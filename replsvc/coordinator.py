@@ -47,6 +47,7 @@ from replsvc.session_values import Mount, SessionRequest, first_problem
 from replsvc.store.artifacts import ArtifactFiles
 from replsvc.store.log import EventLog
 from replsvc.store.records import SessionRecord
+from replsvc_kernels.backends.base import Backend
 from replsvc_kernels.background import background_nursery
 from replsvc_kernels.sandbox import removal
 from replsvc_kernels.workspaces import Workspaces
@@ -76,12 +77,16 @@ class Coordinator:
         async with Coordinator(Config(isolation="none")) as c, c.session() as s:
             call = await s.run("1 + 1")
 
+    `backend` starts the kernels of all sessions, whatever the settings say; it isolates nothing.
+    That is for tests: `replsvc.testing` gives a fake one.
+
     Raises `StorageError` when the data directory can't be used, `ExtensionError` for configured
     extensions that can't be loaded.
     """
 
-    def __init__(self, config: Config | None = None) -> None:
+    def __init__(self, config: Config | None = None, *, backend: Backend | None = None) -> None:
         self.config = config or Config()
+        self._backend = backend
         self.available = Available(())
         self._sessions: dict[str, Session] = {}
         self._opening: dict[str, _Opening] = {}
@@ -112,7 +117,7 @@ class Coordinator:
         root = self.config.data or self._runtime / "data"
         self._workspaces = root / "workspaces"
         workspaces = Workspaces(self._workspaces, self.config.limits.workspace_bytes)
-        self._backends = Backends(self.config, self._runtime, self._workspaces)
+        self._backends = Backends(self.config, self._runtime, self._workspaces, self._backend)
         try:
             async with EventLog.open(root, durability=self.config.durability) as self.log:
                 self._files = ArtifactFiles(self.log.directory)
